@@ -1,0 +1,47 @@
+# Everything here works from a fresh clone: what a target needs is set up first, once.
+# PYTHON=… names the Python to use; ARGS=… is handed to pytest, to the benchmarks or to the demo.
+
+RUN := .venv/bin/python
+SRC := src tests examples bench
+
+.PHONY: help setup setup-demo demo test check format bench soak clean
+
+help:
+	@echo "make demo     train a small model, break it in three ways, watch it recover"
+	@echo "make test     run the tests              (ARGS='-k name')"
+	@echo "make check    lint, types, import rules"
+	@echo "make format   format the code"
+	@echo "make bench    measure, beside Ray Train"
+	@echo "make soak     hours of faults"
+	@echo "make setup    only make .venv"
+
+setup:
+	@scripts/setup.sh all
+
+setup-demo:
+	@scripts/setup.sh demo
+
+demo: setup-demo
+	@$(RUN) examples/demo.py $(ARGS)
+
+test: setup
+	$(RUN) -m pytest $(ARGS)
+
+check: setup
+	$(RUN) -m ruff check $(wildcard $(SRC))
+	$(RUN) -m ruff format --check $(wildcard $(SRC))
+	$(RUN) -m mypy
+	.venv/bin/lint-imports --no-logo
+
+format: setup
+	$(RUN) -m ruff check --fix $(wildcard $(SRC))
+	$(RUN) -m ruff format $(wildcard $(SRC))
+
+bench: setup
+	$(RUN) -m bench $(ARGS)
+
+soak: setup
+	$(RUN) -m pytest -m soak --timeout=0 $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

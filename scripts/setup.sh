@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Makes .venv and fills it. `setup.sh demo` is what the demo needs, `setup.sh all` what everything needs.
+# Says first what it is going to do. The second time there is nothing to do, and it takes no time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+what=${1:-all}
+constraints=requirements/constraints.txt
+case $what in
+    demo) extras=jax; frameworks=() ;;
+    # torch first and by its exact version, so that nothing that wants a torch brings another.
+    all) extras=jax,torch,ray,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
+    *) echo "setup: unknown set '$what': use demo or all" >&2; exit 2 ;;
+esac
+
+fail() {
+    printf '\n  !! %s\n\n' "$@" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3 python; do
+        if command -v "$candidate" >/dev/null &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+case $(uname -s) in
+    Linux | Darwin) ;;
+    *) fail "Everstep runs on Linux and macOS; this is $(uname -s)." ;;
+esac
+
+python=$(find_python) ||
+    fail "No Python of at least 3.11 is on this machine's PATH." "Install one, or name it: make setup PYTHON=/path/to/python3.11"
+version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])')
+
+digest=$("$python" -c '
+import hashlib, sys
+print(hashlib.sha256(b"".join(open(name, "rb").read() for name in sys.argv[1:])).hexdigest()[:16])
+' pyproject.toml "$constraints" scripts/setup.sh)
+stamp=$version-$digest
+recorded() { [ -x .venv/bin/python ] && [ "$(cat ".venv/.everstep-$1" 2>/dev/null)" = "$stamp" ]; }
+if recorded all || recorded "$what"; then
+    exit 0
+fi
+
+# Debian ships venv without its own pip; another pip can put one there, else the system package can.
+venv_by=$("$python" -c 'import venv, ensurepip; print("venv")' 2>/dev/null || true)
+if [ -z "$venv_by" ]; then
+    if "$python" -c 'import venv, pip; assert int(pip.__version__.split(".")[0]) >= 23' 2>/dev/null; then
+        venv_by=pip
+    elif command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then
+        venv_by=apt
+    else
+        fail "Python $version here can't make virtual environments (no ensurepip), and has no pip of at least 23." \
+            "Install its venv package, for example: sudo apt-get install python3-venv"
+    fi
+fi
+
+packages=$(grep -c == "$constraints")
+echo "Setting up ($what):"
+echo "  Python  $version, $python"
+if [ "$what" = demo ]; then
+    echo "  fetch   Everstep's own few dependencies, JAX and NumPy for CPU, about 150 MB, by pip, exact versions from $constraints"
+else
+    echo "  fetch   up to $packages packages by pip, exact versions from $constraints:"
+    echo "          JAX, PyTorch, Ray with Ray Train, pandas, and the tools for tests, about 700 MB with a torch for CPU"
+fi
+echo "  build   Everstep itself, in place; nothing is compiled"
+echo "  into    .venv in this folder, nowhere else"
+if [ "$venv_by" = apt ]; then
+    echo "  root    the system package python3-venv, by apt-get"
+else
+    echo "  root    nothing"
+fi
+echo
+
+if [ "$venv_by" = apt ]; then
+    as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    "${as_root[@]}" apt-get update -qq
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv
+fi
+
+# Half a .venv, or one of another Python, is no ground to build on.
+if ! .venv/bin/python -c "import sys; sys.exit('%d.%d.%d' % sys.version_info[:3] != '$version')" 2>/dev/null; then
+    rm -rf .venv
+    if [ "$venv_by" = pip ]; then
+        "$python" -m venv --without-pip .venv
+        "$python" -m pip --python .venv/bin/python install --quiet pip
+    else
+        "$python" -m venv .venv
+    fi
+fi
+rm -f .venv/.everstep-*
+
+install() { .venv/bin/python -m pip install --disable-pip-version-check --constraint "$constraints" "$@"; }
+install --quiet hatchling editables
+if [ ${#frameworks[@]} -gt 0 ]; then
+    install "${frameworks[@]}"
+fi
+# Built with the pinned hatchling above, not with one that pip would fetch aside.
+install --no-build-isolation --editable ".[$extras]"
+
+echo "$stamp" >".venv/.everstep-$what"
