@@ -1,0 +1,46 @@
+"""``UserCallback``: what a user may hook into a run, and what it is told.
+
+Callbacks run in the driver's process. One that raises is logged, and never ends the run. Who calls them, and
+when, is the driver's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep.checkpoint import Checkpoint
+    from everstep.config import RunConfig, ScalingConfig
+
+
+@dataclass(frozen=True)
+class TrainRunContext:
+    """Which run this is, and how it was asked for."""
+
+    run_id: str
+    run_config: RunConfig
+    scaling_config: ScalingConfig
+    train_loop_config: Mapping[str, Any] | None = None
+    backend_config: object = None
+
+    def get_run_config(self) -> RunConfig:
+        return self.run_config
+
+
+class UserCallback:
+    """Subclass it, override what you need, and give an instance to ``RunConfig(callbacks=[…])``."""
+
+    def after_report(
+        self,
+        run_context: TrainRunContext,
+        metrics: list[dict[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Every rank has made its k-th report. ``metrics[i]`` is rank i's; ``checkpoint`` is committed, or
+        ``None``.
+        """
+
+    def after_exception(self, run_context: TrainRunContext, worker_exceptions: dict[int, Exception]) -> None:
+        """Workers failed: rank to ``everstep.WorkerError``. Called once an incident, before the recovery."""

@@ -1,0 +1,337 @@
+"""``Checkpoint``, a folder of plain files, and ``Result``, what ``fit()`` gives back.
+
+How checkpoints are uploaded, committed and retained lives in ``storage`` and the driver. A ``Checkpoint``
+only says where one is and reads it. Local folders are read as they are; other stores come in where
+``_local_folder`` refuses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from everstep.errors import (
+    ConfigError,
+    RefusedAttributeError,
+    RefusedError,
+    StorageError,
+    TrainingFailedError,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+METADATA_FILE = ".metadata.json"
+"""Where ``set_metadata`` keeps its dict: inside the folder, as Ray Train does."""
+
+
+class Checkpoint:
+    """A folder of files, on this machine or at a URI. Cheap to make, to pickle and to compare: it is only an
+    address.
+
+    Nothing is read until ``as_directory`` or ``to_directory`` is called, so one can be put into
+    ``train_loop_config``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], filesystem: None = None) -> None:
+        if filesystem is not None:
+            raise RefusedError(
+                f"Checkpoint(filesystem={filesystem!r}) is refused.",
+                "Everstep takes no pyarrow filesystems: give a folder or a URI as the path instead.",
+                "Checkpoint.filesystem",
+            )
+        self._path = _address(path)
+
+    @property
+    def path(self) -> str:
+        """The folder, absolute; or the URI."""
+        return self._path
+
+    @property
+    def filesystem(self) -> NoReturn:
+        """Ray Train's; refused."""
+        raise RefusedAttributeError(
+            "Checkpoint.filesystem is refused.", "Read the files through as_directory() or to_directory()."
+        )
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """The checkpoint in a folder of this machine."""
+        checkpoint = cls(path)
+        if not checkpoint._is_local:
+            raise ConfigError(
+                f"Checkpoint.from_directory({os.fspath(path)!r}) got a URI, expected a folder.",
+                f"Write Checkpoint({os.fspath(path)!r}).",
+                "Checkpoint.path",
+            )
+        return checkpoint
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files into a folder, which is made if need be, and give its path.
+
+        Without ``path`` it is a new temporary folder, which is yours to remove.
+        """
+        source = self._local_folder()
+        if path is None:
+            target = tempfile.mkdtemp(prefix="everstep_checkpoint_")
+        else:
+            target = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        real_source, real_target = os.path.realpath(source), os.path.realpath(target)
+        if real_source == real_target:
+            return target
+        if os.path.commonpath([real_source, real_target]) == real_source:
+            raise ConfigError(
+                f"Checkpoint.to_directory({target!r}) would copy the checkpoint {source!r} into itself.",
+                "Give a folder outside of it.",
+                "Checkpoint.to_directory.path",
+            )
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        return target
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """The files in a folder, for as long as the context lasts. Treat it as read-only.
+
+        A local checkpoint is given as it is, without a copy.
+        """
+        yield self._local_folder()
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The dict that was stored with the checkpoint; empty if none was."""
+        file = os.path.join(self._local_folder(), METADATA_FILE)
+        try:
+            with open(file, encoding="utf-8") as stream:
+                metadata = json.load(stream)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise StorageError(
+                f"{file} is not JSON: {error}.", "Write it anew with set_metadata(…)."
+            ) from error
+        if not isinstance(metadata, dict):
+            raise StorageError(f"{file} holds no JSON object.", "Write it anew with set_metadata(…).")
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store a dict with the checkpoint, in place of the one before."""
+        folder = self._local_folder()
+        try:
+            text = json.dumps(dict(metadata))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Checkpoint.set_metadata got something that isn't JSON: {error}.",
+                "Use dicts with string keys, lists, strings, numbers, booleans and None.",
+                "Checkpoint.set_metadata.metadata",
+            ) from error
+        # Replaced whole: a reader, or a crash, never meets half a file.
+        with tempfile.NamedTemporaryFile(
+            "w", dir=folder, prefix=METADATA_FILE, delete=False, encoding="utf-8"
+        ) as new:
+            try:
+                new.write(text)
+                new.flush()
+                os.fsync(new.fileno())
+                os.replace(new.name, os.path.join(folder, METADATA_FILE))
+            except BaseException:
+                os.unlink(new.name)
+                raise
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store a dict with the checkpoint, over the one before, key by key."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    def __eq__(self, other: object) -> bool:
+        return self._path == other._path if isinstance(other, Checkpoint) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Checkpoint, self._path))
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(path={self._path!r})"
+
+    def __fspath__(self) -> str:
+        raise TypeError(
+            "A Checkpoint isn't a path. Use `with checkpoint.as_directory() as folder:`, "
+            "or checkpoint.to_directory()."
+        )
+
+    @property
+    def _is_local(self) -> bool:
+        return "://" not in self._path
+
+    def _local_folder(self) -> str:
+        """The folder to read from. The one place where a remote store will have to download and verify."""
+        if not self._is_local:
+            raise RefusedError(
+                f"{self!r} can't be read: remote storage comes with a later release.",
+                "Copy it to a folder, and use that as the path.",
+                "Checkpoint.path",
+            )
+        if not os.path.isdir(self._path):
+            raise StorageError(
+                f"There is no checkpoint folder {self._path!r} on this host.",
+                "Check the path; if it is a temporary folder, report it before it is removed.",
+            )
+        return self._path
+
+
+class CheckpointUploadMode(Enum):
+    """When a checkpoint is uploaded: before ``report`` returns, after it, or not by Everstep."""
+
+    ASYNC = "ASYNC"
+    SYNC = "SYNC"
+    NO_UPLOAD = "NO_UPLOAD"
+
+    def default_delete_local_checkpoint_after_upload(self) -> bool:
+        return self is CheckpointUploadMode.ASYNC
+
+
+class CheckpointConsistencyMode(Enum):
+    """What ``get_all_reported_checkpoints`` waits for. Without validation, both wait for the commit."""
+
+    COMMITTED = "COMMITTED"
+    VALIDATED = "VALIDATED"
+
+
+class ReportedCheckpointStatus(Enum):
+    """Where a reported checkpoint stands. Without validation, ``COMMITTED`` is the only one met."""
+
+    COMMITTED = "COMMITTED"
+    PENDING_VALIDATION = "PENDING_VALIDATION"
+    VALIDATED = "VALIDATED"
+    VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+
+
+@dataclass(frozen=True)
+class ReportedCheckpoint:
+    """A committed checkpoint and the metrics that rank 0 reported with it."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+    status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. Metrics are rank 0's."""
+
+    metrics: dict[str, Any] | None
+    """The latest that were reported; ``None`` if none were."""
+    checkpoint: Checkpoint | None
+    """The newest that is committed."""
+    error: TrainingFailedError | None
+    """Why the run failed, if it did."""
+    path: str
+    """The run's folder."""
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
+    """Every checkpoint that was kept, with its metrics, oldest first."""
+    metrics_history: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Every report of the run, in order, across restarts."""
+    return_value: Any = None
+    """What the training function returned on rank 0."""
+
+    @cached_property
+    def metrics_dataframe(self) -> pandas.DataFrame | None:
+        """``metrics_history`` as a table, one row a report; ``None`` without any. Needs pandas."""
+        if not self.metrics_history:
+            return None
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "Result.metrics_dataframe needs pandas, which isn't installed. Run `pip install pandas`, or "
+                "use Result.metrics_history, a list of dicts."
+            ) from error
+        return pandas.DataFrame(self.metrics_history)
+
+    @property
+    def config(self) -> NoReturn:
+        """Ray Tune's; refused."""
+        raise RefusedAttributeError(
+            "Result.config is refused.", "Use the train_loop_config that you gave the trainer."
+        )
+
+    @property
+    def filesystem(self) -> NoReturn:
+        """Ray Train's; refused."""
+        raise RefusedAttributeError("Result.filesystem is refused.", "Result.path is a plain path: use that.")
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
+        """The kept checkpoint with the highest (``mode="max"``) or lowest (``"min"``) metric. NaN is worst.
+
+        ``metric`` may name one in a nested dict: ``"eval/loss"``.
+        """
+        if mode not in ("max", "min"):
+            raise ConfigError(f"mode is {mode!r}, expected 'max' or 'min'.", "Pick one of these.", "mode")
+        if not self.best_checkpoints:
+            raise RuntimeError(
+                "The run has no checkpoint. Make one with everstep.report(metrics, checkpoint=…)."
+            )
+        scored = [
+            (score, checkpoint)
+            for checkpoint, metrics in self.best_checkpoints
+            if (score := _find_metric(metrics, metric)) is not None
+        ]
+        if not scored:
+            known = (
+                ", ".join(sorted({str(name) for _, metrics in self.best_checkpoints for name in metrics}))
+                or "none"
+            )
+            raise RuntimeError(
+                f"No checkpoint was reported with a metric {metric!r}. Those reported: {known}."
+            )
+        sign = 1 if mode == "max" else -1
+        return max(scored, key=lambda pair: -math.inf if math.isnan(pair[0]) else sign * pair[0])[1]
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: None = None) -> Result:
+        """The result of a run, read back from its folder."""
+        if storage_filesystem is not None:
+            raise RefusedError(
+                f"Result.from_path(storage_filesystem={storage_filesystem!r}) is refused.",
+                "Everstep takes no pyarrow filesystems: give a folder as the path instead.",
+                "Result.from_path.storage_filesystem",
+            )
+        # The one import against the stream: the driver reads runs back, and Ray Train's name for it is here.
+        from everstep.driver.history import load_result
+
+        return load_result(_address(path))
+
+
+def _address(path: str | os.PathLike[str]) -> str:
+    """An absolute folder, or a URI without a slash at its end."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise ConfigError(
+            f"path is {path!r}, expected a folder or a URI.", "Write '/data/checkpoint', for example.", "path"
+        )
+    text = os.fspath(path)
+    if "://" not in text:
+        return os.path.abspath(os.path.expanduser(text))
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        return os.path.abspath(unquote(parts.path))
+    return text.rstrip("/")
+
+
+def _find_metric(metrics: Mapping[str, Any], name: str) -> float | None:
+    """The number called ``name``, or found by following ``a/b`` through nested dicts."""
+    found: Any = metrics.get(name)
+    if found is None and "/" in name:
+        found = metrics
+        for part in name.split("/"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+    try:
+        return None if found is None else float(found)
+    except (TypeError, ValueError):
+        return None

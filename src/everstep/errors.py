@@ -1,0 +1,214 @@
+"""Every error that a user of Everstep can meet.
+
+Errors are plain data: they pickle, they carry what was seen as fields, and their text says what to do next.
+Nothing here decides anything; who raises what, and whether it is retried, is the business of ``control`` and
+the driver.
+
+Not retried, whatever the budget: ``ConfigError``, ``FunctionLoadError``, ``InfeasibleResourcesError`` and
+``StorageAccessError``.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from everstep.preemption import PreemptionInfo
+
+
+class EverstepError(Exception):
+    """The root of all of them. ``remedy`` says what to do about it; it is part of the text."""
+
+    def __init__(self, message: str = "", remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        if not self.remedy:
+            return self.message
+        return f"{_ended(self.message)} {_ended(self.remedy[0].upper() + self.remedy[1:])}"
+
+
+def _ended(text: str) -> str:
+    text = text.rstrip()
+    return text if text.endswith((".", "?", "!", "…")) else f"{text}."
+
+
+class ConfigError(EverstepError, ValueError):
+    """An argument that can't be right. Raised when it is given, before anything starts.
+
+    ``field`` is its full name (``"ScalingConfig.num_workers"``), ``remedy`` what to write instead.
+    """
+
+    def __init__(self, message: str = "", remedy: str = "", field: str = "") -> None:
+        EverstepError.__init__(self, message, remedy)
+        self.args = (message, remedy, field)
+        self.field = field
+
+
+class RefusedError(ConfigError):
+    """A name or an argument of Ray Train's that Everstep doesn't have, or doesn't have yet."""
+
+
+class RefusedAttributeError(EverstepError, AttributeError):
+    """An attribute of Ray Train's that Everstep doesn't have. ``hasattr`` says so as well."""
+
+
+class TrainingFailedError(EverstepError):
+    """``fit()`` ended without a result. Its first line is the first cause."""
+
+
+class WorkerError(EverstepError):
+    """How one worker ended: what its own process said, and what the kernel said about it.
+
+    The worker's exception itself stays on the worker: nothing is unpickled from there. Its type, its message
+    and its traceback are here as text.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        host: str = "",
+        reason: str = "",
+        exit_code: int | None = None,
+        signal: int | None = None,
+        traceback: str = "",
+        log_tail: tuple[str, ...] = (),
+        log_path: str = "",
+    ) -> None:
+        self.rank = rank
+        self.host = host
+        self.reason = reason or _how_it_ended(exit_code, signal)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.traceback = traceback
+        self.log_tail = tuple(log_tail)
+        self.log_path = log_path
+        where = f"rank {rank} on {host}" if host else f"rank {rank}"
+        super().__init__(f"{where} {self.reason}")
+        self.args = (rank, host, reason, exit_code, signal, traceback, self.log_tail, log_path)
+
+    @property
+    def signal_name(self) -> str | None:
+        return None if self.signal is None else _signal_name(self.signal)
+
+
+class WorkerGroupError(TrainingFailedError):
+    """Workers failed, and the budget for it is spent.
+
+    ``error_message`` says why the run ended rather than recovered. ``worker_failures`` maps the rank of every
+    worker that failed in the last incident to its ``WorkerError``; ``first_rank`` is the one that failed
+    first, so that the echoes in its peers never hide it.
+    """
+
+    def __init__(
+        self,
+        error_message: str,
+        worker_failures: Mapping[int, WorkerError],
+        first_rank: int | None = None,
+    ) -> None:
+        self.error_message = error_message
+        self.worker_failures = dict(worker_failures)
+        self.first_rank = first_rank
+        super().__init__(_tell(error_message, self.worker_failures, self.first_cause))
+        self.args = (error_message, self.worker_failures, first_rank)
+
+    @property
+    def first_cause(self) -> WorkerError | None:
+        """The failure that came first. ``None`` only where no worker is known to have failed."""
+        if not self.worker_failures:
+            return None
+        if self.first_rank in self.worker_failures:
+            return self.worker_failures[self.first_rank]
+        return next(iter(self.worker_failures.values()))
+
+
+class NCCLHangError(WorkerGroupError):
+    """Ranks made no progress in a collective, and were ended for it."""
+
+
+class ControllerError(TrainingFailedError):
+    """The run could not be started or kept: a reservation, a start, a rendezvous, or a bug of ours."""
+
+    def __init__(self, controller_failure: BaseException) -> None:
+        super().__init__(f"Training failed in the controller: {_one_line(controller_failure)}")
+        self.controller_failure = controller_failure
+        self.args = (controller_failure,)
+
+
+class PreemptionError(TrainingFailedError):
+    """Hosts were taken away, and ``FailureConfig(max_preemption_failures=…)`` is spent."""
+
+    def __init__(self, preemption_info: PreemptionInfo, drain_timed_out: bool = False) -> None:
+        ranks = ", ".join(map(str, preemption_info.preempted_ranks)) or "none"
+        ended = (
+            "the deadline passed with workers still running" if drain_timed_out else "the workers had ended"
+        )
+        super().__init__(
+            f"Training was preempted (ranks {ranks}; {ended}), and the preemption budget is spent.",
+            "Raise FailureConfig(max_preemption_failures=…), or -1 for no limit, and run it again to resume.",
+        )
+        self.preemption_info = preemption_info
+        self.drain_timed_out = drain_timed_out
+        self.args = (preemption_info, drain_timed_out)
+
+
+class FunctionLoadError(TrainingFailedError):
+    """The training function can't be shipped, or can't be loaded on a worker. Never retried."""
+
+
+class InfeasibleResourcesError(TrainingFailedError):
+    """More is asked for than any host of this kind of cluster can ever have. Never retried."""
+
+
+class StorageError(EverstepError):
+    """Storage said no, or held something else than it should."""
+
+
+class StorageAccessError(StorageError, TrainingFailedError):
+    """Storage that can't be written or read with what we were given. Never retried."""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:  # real-time signals have no name of their own
+        return f"signal {number}"
+
+
+def _how_it_ended(exit_code: int | None, signal: int | None) -> str:
+    if signal is not None:
+        return f"was killed by {_signal_name(signal)}"
+    if exit_code is not None:
+        return f"exited with code {exit_code}"
+    return "failed"
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error)
+    return (
+        text if isinstance(error, EverstepError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+    )
+
+
+def _tell(error_message: str, failures: Mapping[int, WorkerError], first: WorkerError | None) -> str:
+    if first is None:
+        return f"Training failed: {error_message}"
+    parts = [f"Training failed: {first.message}"]
+    if error_message:
+        parts.append(error_message)
+    if first.traceback:
+        parts.append(f"\nTraceback of rank {first.rank}:\n{first.traceback.rstrip()}")
+    if first.log_tail:
+        source = f" ({first.log_path})" if first.log_path else ""
+        lines = "\n".join(f"  | {line}" for line in first.log_tail)
+        parts.append(f"\nLast lines of rank {first.rank}'s log{source}:\n{lines}")
+    elif first.log_path:
+        parts.append(f"\nLog of rank {first.rank}: {first.log_path}")
+    others = [failure.message for failure in failures.values() if failure is not first]
+    if others:
+        parts.append("\nAfter it: " + "; ".join(others))
+    return "\n".join(parts)
