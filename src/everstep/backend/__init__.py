@@ -1,0 +1,1 @@
+"""How a group of workers becomes a distributed job, by framework."""

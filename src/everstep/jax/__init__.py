@@ -1,0 +1,77 @@
+"""JAX on Everstep: ``JaxTrainer``.
+
+Names, arguments and meanings are those of ``ray.train.v2.jax``. JAX is imported on the workers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.backend.base import Backend
+from everstep.backend.jax import JaxBackend, JaxConfig
+from everstep.config import RunConfig, ScalingConfig
+from everstep.errors import ConfigError
+from everstep.refusals import unknown_argument
+from everstep.trainer import Trainer, TrainFunction
+
+__all__ = ["JaxConfig", "JaxTrainer"]
+
+
+class JaxTrainer(Trainer):
+    """Run a training function on N workers that are one ``jax.distributed`` job.
+
+    ``jax.distributed.initialize`` has been called when the function starts, on CPUs as well:
+    ``jax.devices()`` are those of all workers, ``jax.local_devices()`` this worker's.
+
+    Args:
+        train_loop_per_worker: The training function. It takes nothing, or the config dict.
+        train_loop_config: The dict that it is called with.
+        jax_config: Not needed: ``scaling_config`` says what the workers have.
+        scaling_config: How many workers, and what each needs. One worker by default.
+        run_config: Where the run lives, and how it deals with failures.
+        engine: ``"auto"``, ``"local"``, or an engine such as ``everstep.testing.LocalCluster(…)``.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: TrainFunction,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        jax_config: JaxConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        engine: object = "auto",
+        **refused: Any,
+    ) -> None:
+        if "backend_config" in refused:
+            raise unknown_argument("JaxTrainer", "backend_config", ["jax_config"])
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            engine=engine,
+            **refused,
+        )
+        self.jax_config = (
+            JaxConfig(use_tpu=self.scaling_config.use_tpu, use_gpu=self.scaling_config.use_gpu)
+            if jax_config is None
+            else jax_config
+        )
+        if not isinstance(self.jax_config, JaxConfig):
+            raise ConfigError(
+                f"JaxTrainer.jax_config is {jax_config!r}, expected an everstep.jax.JaxConfig.",
+                "Leave it out: scaling_config says what the workers have.",
+                "JaxTrainer.jax_config",
+            )
+        for flag in ("use_tpu", "use_gpu"):
+            if getattr(self.jax_config, flag) and not getattr(self.scaling_config, flag):
+                raise ConfigError(
+                    f"JaxConfig.{flag} is True, but ScalingConfig.{flag} isn't.",
+                    f"Give scaling_config=ScalingConfig({flag}=True, …).",
+                    f"JaxConfig.{flag}",
+                )
+
+    def backend(self) -> Backend:
+        return JaxBackend(self.jax_config)
