@@ -1,0 +1,1 @@
+"""A host's process: it starts, watches and ends the workers there."""

@@ -1,0 +1,131 @@
+"""What the kernel offers for not leaving processes behind: death signals, sessions, and /proc.
+
+On systems without it (macOS) these do what is possible and say so by returning False.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(option, value, 0, 0, 0) == 0)
+
+
+def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
+    """Get ``sig`` when the *thread* that forked us ends. Exits at once if the parent is already another."""
+    _prctl(_PR_SET_PDEATHSIG, sig)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of descendants whose own parent dies."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """(state, parent, session) of a process, or None if it is gone."""
+    try:
+        data = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = data[data.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[1]), int(fields[3])
+
+
+def _all() -> dict[int, tuple[str, int, int]]:
+    found = {}
+    try:
+        names = os.listdir("/proc")
+    except FileNotFoundError:
+        return {}
+    for name in names:
+        if name.isdigit():
+            stat = _stat(int(name))
+            if stat is not None:
+                found[int(name)] = stat
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Every live process below ``root``, parents before children."""
+    children: dict[int, list[int]] = {}
+    for pid, (_, parent, _) in _all().items():
+        children.setdefault(parent, []).append(pid)
+    out: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        out += below
+        queue += below
+    return out
+
+
+def kill_sessions(sessions: Collection[int], sig: int = signal.SIGKILL) -> int:
+    """Signal every process in these sessions, and below them. Returns how many there were."""
+    everything = _all()
+    children: dict[int, list[int]] = {}
+    for pid, (_, parent, _) in everything.items():
+        children.setdefault(parent, []).append(pid)
+    queue = [pid for pid, (state, _, session) in everything.items() if session in sessions and state != "Z"]
+    hit: set[int] = set()
+    while queue:
+        pid = queue.pop()
+        if pid not in hit:
+            hit.add(pid)
+            queue += children.get(pid, [])
+    for pid in hit:
+        send_signal(pid, sig)
+    return len(hit)
+
+
+def children_of(parent: int) -> list[tuple[int, int]]:
+    """(pid, session) of the direct children."""
+    return [(pid, session) for pid, (_, ppid, session) in _all().items() if ppid == parent]
+
+
+def send_signal(pid: int, sig: int) -> bool:
+    try:
+        os.kill(pid, sig)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def oom_kills() -> int:
+    """How often the kernel killed something in our memory cgroup for want of memory; 0 where it can't be
+    told.
+    """
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                events = Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"
+                for entry in events.read_text().splitlines():
+                    key, value = entry.split()
+                    if key == "oom_kill":
+                        return int(value)
+    except (OSError, ValueError):
+        return 0
+    return 0
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with the pid, it names a process for good."""
+    try:
+        data = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    return int(data[data.rindex(b")") + 2 :].split()[19])

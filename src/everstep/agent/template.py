@@ -1,0 +1,224 @@
+"""The warm template: it has imported the user's function and framework, and forks workers in milliseconds.
+
+Exec'd by the agent, never forked from it. One thread of ours, no storage, no network. It also guards: when
+its agent dies, it ends its workers with their whole process trees, and then itself.
+
+Where forking isn't safe, the same program runs as a fresh process for one worker: it loads, then *becomes*
+the worker.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from everstep.agent import kernel, wire
+
+_FDS_PER_FORK = 2
+
+
+class Template:
+    """The loop: orders of the agent in, words about children out."""
+
+    def __init__(self, sock: socket.socket, agent: int) -> None:
+        self._sock = sock
+        self._agent = agent
+        self._frames = wire.Frames()
+        self._fds: list[int] = []
+        self._children: dict[int, bool] = {}
+        """pid → whether we ended it."""
+        self._loaded: tuple[Any, bytes, Any] | None = None
+        self._may_fork = True
+
+    def run(self) -> NoReturn:
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._agent_died())
+        self._wake = (wake_read, wake_write)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if wake_read in ready:
+                try:
+                    os.read(wake_read, 4096)
+                except BlockingIOError:
+                    pass
+                self._reap()
+            if self._sock.fileno() in ready:
+                self._read()
+
+    def _read(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 64)
+        except ConnectionError:
+            data, fds = b"", []
+        self._fds += fds
+        if not data:
+            self._agent_died()
+        for body in self._frames.feed(data):
+            match wire.order.decode(body):
+                case wire.Load() as load:
+                    self._load(load)
+                case wire.Fork() as fork:
+                    self._fork(fork.spec)
+                case wire.End() as end:
+                    self._end(end)
+
+    def _say(self, word: wire.AnyWord) -> None:
+        try:
+            self._sock.sendall(wire.frame(word))
+        except (BrokenPipeError, ConnectionError):
+            self._agent_died()
+
+    def _agent_died(self) -> NoReturn:
+        kernel.kill_sessions(set(self._children))
+        os._exit(0)
+
+    # ------------------------------------------------------------------ loading
+
+    def _load(self, load: wire.Load) -> None:
+        began = time.monotonic()
+        sys.path[:] = load.python_path
+        self._may_fork = load.may_fork
+        try:
+            for name in load.preload:
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    pass  # the worker that really needs it will say so, with the line that does
+            function, backend = cloudpickle.loads(load.code)
+        except BaseException as error:  # whatever the user's module raises when it is imported
+            message = f"{type(error).__name__}: {error}"
+            self._say(wire.LoadFailed(message, traceback.format_exc()))
+            return
+        self._loaded = (function, load.config, backend)
+        why_not = ""
+        if load.may_fork:
+            why_not = self._probe(load.probe_s)
+        gc.collect()
+        gc.freeze()
+        self._say(wire.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
+
+    def _probe(self, deadline_s: float) -> str:
+        """Whether a fork of this process can run one operation. Returns why not, or nothing."""
+        assert self._loaded is not None
+        backend = self._loaded[2]
+        pid = self._os_fork()
+        if pid == 0:
+            os.setsid()
+            code = 1
+            try:
+                self._forget_signals()
+                kernel.die_with_parent(self._pid)
+                backend.probe()
+                code = 0
+            finally:
+                os._exit(code)
+        fd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            done = poll.poll(deadline_s * 1000)
+        finally:
+            os.close(fd)
+        if not done:
+            kernel.send_signal(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        if not done:
+            return f"a forked process did not finish one operation within {deadline_s:g} s"
+        code = os.waitstatus_to_exitcode(status)
+        return "" if code == 0 else f"a forked process could not run one operation (exit code {code})"
+
+    def _forget_signals(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _os_fork(self) -> int:
+        self._pid = os.getpid()
+        with warnings.catch_warnings():
+            # JAX and Python ≥ 3.12 warn that forking a process with threads may hang: that is what the probe
+            # is for.
+            warnings.simplefilter("ignore")
+            return os.fork()
+
+    # ------------------------------------------------------------------ workers
+
+    def _fork(self, spec: wire.WorkerSpec) -> None:
+        assert self._loaded is not None, "asked for a worker before the function was loaded"
+        sock_fd, out_fd = self._fds[:_FDS_PER_FORK]
+        del self._fds[:_FDS_PER_FORK]
+        if not self._may_fork:
+            self._say(wire.Forked(spec.member.rank, spec.epoch, os.getpid()))
+            self._become(spec, sock_fd, out_fd, parent=self._agent)
+        pid = self._os_fork()
+        if pid == 0:
+            self._become(spec, sock_fd, out_fd, parent=self._pid)
+        os.close(sock_fd)
+        os.close(out_fd)
+        self._children[pid] = False
+        self._say(wire.Forked(spec.member.rank, spec.epoch, pid))
+
+    def _become(self, spec: wire.WorkerSpec, sock_fd: int, out_fd: int, parent: int) -> NoReturn:
+        from everstep.agent.worker import work
+
+        assert self._loaded is not None
+        code = 1
+        try:
+            # A fresh process is the agent's child and keeps telling it nothing; its exit says enough.
+            self._forget_signals()
+            kernel.die_with_parent(parent)
+            for fd in (*self._wake, self._sock.fileno()):
+                os.close(fd)
+            self._sock.detach()
+            function, config, backend = self._loaded
+            code = work(spec, function, config, backend, sock_fd, out_fd)
+        finally:
+            os._exit(code)
+
+    def _end(self, end: wire.End) -> None:
+        if end.pid not in self._children:
+            return
+        # If it has already ended by itself, that is what its status must say.
+        if os.waitid(os.P_PID, end.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return
+        self._children[end.pid] = True
+        kernel.send_signal(end.pid, end.signal)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._children:
+                self._say(wire.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
+
+
+def main() -> None:
+    fd, agent = int(sys.argv[1]), int(sys.argv[2])
+    kernel.die_with_parent(agent, signal.SIGTERM)
+    # The signal says that the agent died, also while we are busy importing; our handler ends the workers'
+    # process trees first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Template(socket.socket(fileno=fd), agent).run()
+
+
+if __name__ == "__main__":
+    main()

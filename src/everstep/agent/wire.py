@@ -1,0 +1,418 @@
+"""What driver, agents and workers say to each other, and how it looks as bytes.
+
+A frame is a length (4 bytes, little-endian) and a msgpack body. Nothing here is pickled but the user's own
+function, config, return value and broadcast values, which stay opaque bytes. Every message about workers
+carries its epoch and generation, every order of a driver its lease; who reads it refuses what is stale.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from everstep.backend.base import Endpoint, Member
+from everstep.control.reports import Part
+
+WIRE_VERSION = 1
+MAX_FRAME = 1 << 30
+
+_LENGTH = struct.Struct("<I")
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message as it goes over a socket."""
+    body = _ENCODER.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def encode_odd(value: Any) -> Any:
+    """NumPy scalars, and arrays and tensors without dimensions, are numbers; the rest is refused by name."""
+    item = getattr(value, "item", None)
+    if callable(item) and tuple(getattr(value, "shape", ())) == ():
+        return item()
+    raise TypeError(
+        f"{type(value).__module__}.{type(value).__qualname__} is not a number, string, list or dict"
+    )
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_odd)
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that are complete now."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        size = len(buffer)
+        with memoryview(buffer) as view:
+            bodies = []
+            while size - start >= 4:
+                (length,) = _LENGTH.unpack_from(view, start)
+                if length > MAX_FRAME:
+                    raise ValueError(f"a frame of {length} bytes: this is not Everstep's protocol")
+                if size - start - 4 < length:
+                    break
+                bodies.append(bytes(view[start + 4 : start + 4 + length]))
+                start += 4 + length
+        if start:
+            del buffer[:start]
+        return iter(bodies)
+
+
+# ---------------------------------------------------------------------- driver → agent
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """All that a worker is told when it starts."""
+
+    run_name: str
+    run_folder: str
+    epoch: int
+    generation: int
+    member: Member
+    checkpoint: str | None
+    """Folder of the checkpoint to restore, relative to the run's."""
+    reason: str
+    log_path: str
+    seed: int
+    start_timeout_s: float
+    leave_timeout_s: float
+    report_wait_s: float
+    all_metrics: bool
+    """Whether metrics of ranks other than 0 are wanted (a callback looks at them)."""
+    echo: bool
+    """Whether what it prints is shown by the driver."""
+
+
+class ToAgent(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Attach(ToAgent, frozen=True):
+    """The first word on a connection."""
+
+    version: int
+    run: str
+    lease: int
+    beat_s: float = 0.0
+    """Above 0: this connection is for heartbeats only, this often."""
+
+
+class Claim(ToAgent, frozen=True):
+    run: str
+    lease: int
+    orphan_s: float
+
+
+class Unclaim(ToAgent, frozen=True):
+    """End all workers and be free again."""
+
+    lease: int
+
+
+class Prepare(ToAgent, frozen=True):
+    """Have a template that has loaded this code."""
+
+    lease: int
+    code: bytes
+    config: bytes
+    env: dict[str, str]
+    python_path: list[str]
+    cwd: str
+    preload: list[str]
+    probe_s: float
+
+
+class Start(ToAgent, frozen=True):
+    lease: int
+    workers: list[WorkerSpec]
+
+
+class Stop(ToAgent, frozen=True):
+    lease: int
+    epoch: int
+    ranks: list[int]
+    grace_s: float
+
+
+class Tell(ToAgent, frozen=True):
+    """Pass ``body`` (a framed ``ToWorker``) on to these ranks."""
+
+    lease: int
+    epoch: int
+    ranks: list[int]
+    body: bytes
+
+
+class Retire(ToAgent, frozen=True):
+    """You counted as lost: end your workers, and say when it is done."""
+
+    lease: int
+
+
+class Shutdown(ToAgent, frozen=True):
+    lease: int
+
+
+AnyToAgent = Attach | Claim | Unclaim | Prepare | Start | Stop | Tell | Retire | Shutdown
+
+
+# ---------------------------------------------------------------------- agent → driver
+
+
+class FromAgent(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Status(FromAgent, frozen=True):
+    host: str
+    version: int
+    pid: int
+    run: str
+    """The run that holds this host, or empty."""
+    lease: int
+    workers: int
+    retired: bool = False
+    """Answers ``Retire``: everything has ended."""
+
+
+class Prepared(FromAgent, frozen=True):
+    forks: bool
+    """False where forking is unsafe, and workers start as fresh processes."""
+    why_not: str
+    seconds: float
+
+
+class Unprepared(FromAgent, frozen=True):
+    loading: bool
+    """True when the user's function can't be loaded, which no retry cures."""
+    message: str
+    traceback: str
+
+
+class Spawned(FromAgent, frozen=True):
+    epoch: int
+    generation: int
+    rank: int
+    pid: int
+
+
+class FromWorker(FromAgent, frozen=True):
+    """Bytes of a worker's stream, in order; frames may be cut anywhere."""
+
+    epoch: int
+    generation: int
+    rank: int
+    data: bytes
+
+
+class Output(FromAgent, frozen=True):
+    rank: int
+    text: str
+
+
+class Exited(FromAgent, frozen=True):
+    """The process has ended; everything that it sent came before this."""
+
+    epoch: int
+    generation: int
+    rank: int
+    at: float
+    code: int | None
+    signal: int | None
+    by_us: bool
+    """We ended it."""
+    oom: bool
+    peak_rss: int
+    log_tail: str
+    log_path: str
+
+
+class Gone(FromAgent, frozen=True):
+    epoch: int
+    ranks: list[int]
+
+
+class Noticed(FromAgent, frozen=True):
+    """This host will be taken away (``grace_s`` from now), or won't (None)."""
+
+    grace_s: float | None
+
+
+class Beat(FromAgent, frozen=True):
+    pass
+
+
+AnyFromAgent = Status | Prepared | Unprepared | Spawned | FromWorker | Output | Exited | Gone | Noticed | Beat
+
+
+# ---------------------------------------------------------------------- worker → driver
+
+
+class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Hello(FromWorkerMessage, frozen=True):
+    """The process runs; the leader of a group says where its rendezvous is."""
+
+    endpoint: Endpoint | None = None
+
+
+class Joined(FromWorkerMessage, frozen=True):
+    """It is part of its group; the training function starts."""
+
+
+class Report(FromWorkerMessage, frozen=True, tag="r"):
+    index: int
+    metrics: msgspec.Raw
+    part: Part | None = None
+    owed: bool = False
+    """Its part is still being uploaded."""
+    restore_s: float = 0.0
+
+
+class PartDone(FromWorkerMessage, frozen=True):
+    part: Part
+
+
+class PartFailed(FromWorkerMessage, frozen=True):
+    index: int
+    reason: str
+
+
+class Ask(FromWorkerMessage, frozen=True):
+    """Something that needs an answer: a collective of the control plane, or a question."""
+
+    seq: int
+    what: str
+    body: bytes = b""
+
+
+class Returned(FromWorkerMessage, frozen=True):
+    value: bytes | None
+
+
+class Raised(FromWorkerMessage, frozen=True):
+    message: str
+    traceback: str
+    echo: bool
+    at: float
+    joined: bool
+    """It had joined its group: the user's code was running."""
+
+
+AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Returned | Raised
+
+
+# ---------------------------------------------------------------------- driver → worker
+
+
+class ToWorker(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Rendezvous(ToWorker, frozen=True):
+    endpoint: Endpoint
+
+
+class Answer(ToWorker, frozen=True):
+    seq: int
+    body: bytes
+    error: str = ""
+
+
+class Committed(ToWorker, frozen=True):
+    folder: str
+    index: int
+
+
+class WantCheckpoint(ToWorker, frozen=True):
+    reason: str
+
+
+class PreemptionTold(ToWorker, frozen=True):
+    deadline_ms: int | None
+    node_to_ranks: dict[str, list[int]]
+    """Empty: the notice was cancelled."""
+
+
+AnyToWorker = Rendezvous | Answer | Committed | WantCheckpoint | PreemptionTold
+
+to_agent = msgspec.msgpack.Decoder(AnyToAgent)
+from_agent = msgspec.msgpack.Decoder(AnyFromAgent)
+from_worker = msgspec.msgpack.Decoder(AnyFromWorker)
+to_worker = msgspec.msgpack.Decoder(AnyToWorker)
+
+
+# ---------------------------------------------------------------------- agent ↔ template
+
+
+class TemplateOrder(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Load(TemplateOrder, frozen=True):
+    code: bytes
+    config: bytes
+    python_path: list[str]
+    preload: list[str]
+    probe_s: float
+    may_fork: bool
+
+
+class Fork(TemplateOrder, frozen=True):
+    """Comes with two descriptors: the worker's end of its socket, and where its output goes."""
+
+    spec: WorkerSpec
+
+
+class End(TemplateOrder, frozen=True):
+    pid: int
+    signal: int
+
+
+AnyOrder = Load | Fork | End
+
+
+class TemplateWord(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Loaded(TemplateWord, frozen=True):
+    forks: bool
+    why_not: str
+    seconds: float
+
+
+class LoadFailed(TemplateWord, frozen=True):
+    message: str
+    traceback: str
+
+
+class Forked(TemplateWord, frozen=True):
+    rank: int
+    epoch: int
+    pid: int
+
+
+class Ended(TemplateWord, frozen=True):
+    pid: int
+    status: int
+    peak_rss: int
+    by_us: bool
+
+
+AnyWord = Loaded | LoadFailed | Forked | Ended
+
+order = msgspec.msgpack.Decoder(AnyOrder)
+word = msgspec.msgpack.Decoder(AnyWord)

@@ -1,0 +1,210 @@
+"""A worker's life, from the fork to the exit: environment, rendezvous, the user's function, leaving."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import cloudpickle
+
+from everstep import session as sessions
+from everstep.agent import wire
+from everstep.backend.base import Backend
+from everstep.preemption import PreemptionInfo
+
+STOPPED = 128 + signal.SIGTERM
+
+
+class SocketLink:
+    """A worker's socket to its agent, which passes everything on."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._seq = 0
+        self._answers: dict[int, queue.SimpleQueue[wire.Answer]] = {}
+        self.rendezvous: queue.SimpleQueue[wire.Rendezvous] = queue.SimpleQueue()
+        self.session: sessions.Session | None = None
+
+    def send(self, frame: bytes) -> None:
+        with self._sending:
+            self._sock.sendall(frame)
+
+    def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
+        box: queue.SimpleQueue[wire.Answer] = queue.SimpleQueue()
+        with self._sending:
+            self._seq += 1
+            seq = self._seq
+            self._answers[seq] = box
+            self._sock.sendall(wire.frame(wire.Ask(seq, what, body)))
+        try:
+            answer = box.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"{what}: no answer within {timeout_s} s") from None
+        finally:
+            self._answers.pop(seq, None)
+        if answer.error:
+            raise RuntimeError(answer.error)
+        return answer.body
+
+    def listen(self) -> None:
+        """The reader thread: what the driver says."""
+        frames = wire.Frames()
+        while True:
+            try:
+                data = self._sock.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return  # the agent is gone, and takes this process along
+            for body in frames.feed(data):
+                self._heard(wire.to_worker.decode(body))
+
+    def _heard(self, message: wire.AnyToWorker) -> None:
+        match message:
+            case wire.Rendezvous():
+                self.rendezvous.put(message)
+            case wire.Answer():
+                box = self._answers.get(message.seq)
+                if box is not None:
+                    box.put(message)
+            case wire.Committed():
+                if self.session is not None:
+                    self.session.committed(message.index)
+            case wire.WantCheckpoint():
+                if self.session is not None:
+                    self.session.want_checkpoint = message.reason
+            case wire.PreemptionTold():
+                if self.session is not None:
+                    self.session.preemption = (
+                        PreemptionInfo(message.deadline_ms, message.node_to_ranks)
+                        if message.node_to_ranks
+                        else None
+                    )
+
+
+class _Stopping:
+    """What SIGTERM means: end the function, or, once it has returned, leave the group."""
+
+    def __init__(self) -> None:
+        self.returned = False
+        self.asked = threading.Event()
+
+    def handle(self, *_: object) -> None:
+        self.asked.set()
+        if not self.returned:
+            raise SystemExit(STOPPED)
+
+
+def work(
+    spec: wire.WorkerSpec, function: Any, config: bytes, backend: Backend, sock_fd: int, out_fd: int
+) -> int:
+    """Be the worker. Returns the process's exit code."""
+    os.setsid()
+    _redirect_output(out_fd)
+    sock = socket.socket(fileno=sock_fd)
+    link = SocketLink(sock)
+    member = spec.member
+    _set_environment(backend, spec)
+    _reseed(backend, spec.seed)
+    stopping = _Stopping()
+    signal.signal(signal.SIGTERM, stopping.handle)
+    session = sessions.Session(spec, link)
+    link.session = session
+    threading.Thread(target=link.listen, name="everstep-link", daemon=True).start()
+    joined = False
+    try:
+        endpoint = backend.host(member) if member.group_rank == 0 else None
+        link.send(wire.frame(wire.Hello(endpoint)))
+        if endpoint is None:
+            endpoint = link.rendezvous.get(timeout=spec.start_timeout_s).endpoint
+        backend.join(member, endpoint, spec.start_timeout_s)
+        joined = True
+        link.send(wire.frame(wire.Joined()))
+        sessions.enter(session)
+        session.begin()
+        value = function(*cloudpickle.loads(config))
+        session.finish()
+        link.send(wire.frame(wire.Returned(_pickled(value) if member.rank == 0 else None)))
+    except SystemExit as error:
+        if stopping.asked.is_set():
+            return STOPPED
+        code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
+        if code:
+            _flush()
+            return code
+        link.send(wire.frame(wire.Returned(None)))
+    except BaseException as error:  # the user's code may raise anything; all of it is told
+        at = time.monotonic()
+        text = traceback.format_exc()
+        echo = backend.is_peer_failure(error)
+        sys.stderr.write(text)
+        _flush()
+        message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        link.send(wire.frame(wire.Raised(message, text, echo, at, joined)))
+        return 1
+    _flush()
+    # Others may still train, and need this process: a JAX coordinator lives in it. The agent says when all
+    # are done.
+    stopping.returned = True
+    stopping.asked.wait()
+    backend.leave(member)
+    _flush()
+    return 0
+
+
+def _pickled(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:  # cloudpickle raises whatever the object's own code does
+        print(f"everstep: the return value of rank 0 can't be pickled: {error}", file=sys.stderr)
+        return None
+
+
+def _redirect_output(fd: int) -> None:
+    """Everything printed, by Python or by C, goes to the agent's pipe."""
+    _flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, errors="replace")
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="replace")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # the pipe's reader is gone, and nobody is left to be told
+
+
+def _set_environment(backend: Backend, spec: wire.WorkerSpec) -> None:
+    for name, value in backend.environment(spec.member).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.environ["EVERSTEP_RUN"] = spec.run_name
+
+
+def _reseed(backend: Backend, seed: int) -> None:
+    """A fork starts with its parent's random state: every rank would draw the same numbers."""
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % (1 << 32))
+    backend.reseed(seed)

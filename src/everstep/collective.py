@@ -1,0 +1,24 @@
+"""Small collectives of the control plane, for every rank and any backend. Not for tensors."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import cloudpickle
+
+from everstep.session import current
+
+T = TypeVar("T")
+
+
+def barrier() -> None:
+    """Wait until every worker has called this as often as this one."""
+    current("collective.barrier").ask("barrier")
+
+
+def broadcast_from_rank_zero(data: T) -> T:
+    """Rank 0's ``data`` (small: a dict, a path), on every worker. A barrier, too."""
+    session = current("collective.broadcast_from_rank_zero")
+    body = cloudpickle.dumps(data) if session.spec.member.rank == 0 else b""
+    value: T = cloudpickle.loads(session.ask("broadcast", body))
+    return value

@@ -1,0 +1,74 @@
+"""What the driver needs of an engine: hosts, and a way to talk to the agents on them.
+
+Engines differ only in how hosts are had, and how their loss is learnt. What happens on a host is the agent's,
+and the same everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from everstep.agent import wire
+from everstep.control.deadlines import Deadlines
+from everstep.control.failures import Failure
+from everstep.topology.slices import HostId, HostView, SliceName
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Who wants hosts, and what for."""
+
+    run: str
+    lease: int
+    resources: dict[str, float]
+    """What a worker needs, where the user said so."""
+    gpus: int
+    workers: int
+    deadlines: Deadlines
+
+
+class Sink(Protocol):
+    """The driver, as an engine sees it. Called on the driver's loop."""
+
+    def on_capacity(self, hosts: tuple[HostView, ...]) -> None: ...
+
+    def on_reserved(self, reservation: int) -> None: ...
+
+    def on_reservation_failed(self, reservation: int, reason: str) -> None: ...
+
+    def on_lost(self, host: HostId, failure: Failure) -> None: ...
+
+    def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None: ...
+
+
+class Engine(Protocol):
+    """Where hosts come from."""
+
+    async def open(self, sink: Sink, ask: Ask) -> None:
+        """Look for hosts, and say what there is. Raises ``InfeasibleResourcesError`` for what can never be
+        had.
+        """
+        ...
+
+    def request_capacity(self, workers: int) -> None: ...
+
+    def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None: ...
+
+    def release(self, slices: tuple[SliceName, ...]) -> None: ...
+
+    def send(self, host: HostId, message: wire.AnyToAgent) -> None: ...
+
+    def retire(self, host: HostId) -> None:
+        """The host counts as lost; it may be used again once it has confirmed that its workers ended."""
+        ...
+
+    def address(self, host: HostId) -> str:
+        """Where other hosts reach this one."""
+        ...
+
+    def devices(self, host: HostId) -> tuple[str, ...]:
+        """The accelerators of a host, as the framework's visibility variable names them."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,252 @@
+"""Virtual hosts on this machine: each is an agent in a process group of its own.
+
+What the local engine runs on (one host), and what tests and people on a laptop use to break things: a host is
+killed with SIGKILL and frozen with SIGSTOP, with everything that runs on it, as if it were a machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from everstep.agent import kernel
+from everstep.agent.host import SOCKET
+
+_START_S = 30.0
+
+
+class HostFile(msgspec.Struct, frozen=True):
+    """What is known of a virtual host: ``host.json`` in its folder."""
+
+    id: str
+    slice: str
+    index: int
+    hosts_in_slice: int
+    slots: int | None
+    """Workers that fit on it; None: as many as the run asks for."""
+    pid: int
+    pid_started: int
+
+
+def runtime_folder() -> Path:
+    """A short path of the user's alone: Unix sockets have names of at most 100 characters or so."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if len(str(base)) > 40 or not os.access(base, os.W_OK):
+        base = Path("/tmp")
+    folder = base / f"everstep-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not this user's alone (0700): remove it, or set XDG_RUNTIME_DIR")
+    return folder
+
+
+class LocalCluster:
+    """Slices of virtual hosts. ``Trainer(…, engine=cluster)`` runs on them; leaving the ``with`` block ends
+    them.
+
+    Args:
+        slices: How many slices there are at first.
+        hosts_per_slice: Hosts in each; they live and die as one.
+        workers_per_host: Worker slots of each host. None: as many as a run asks for.
+    """
+
+    def __init__(self, slices: int = 1, hosts_per_slice: int = 1, workers_per_host: int | None = 1) -> None:
+        self.hosts_per_slice = hosts_per_slice
+        self.workers_per_host = workers_per_host
+        self.folder = Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
+        self._next_slice = 0
+        self._lock = threading.Lock()
+        self._timers: dict[str, threading.Timer] = {}
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            for _ in range(slices):
+                self.add_slice(wait=False)
+            for host in self.hosts:
+                self._wait_ready(host)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def hosts(self) -> dict[str, HostFile]:
+        """The hosts, by id. Those that were killed are still listed, until their slice is removed."""
+        return read_hosts(self.folder)
+
+    @property
+    def slices(self) -> dict[str, list[str]]:
+        """Host ids by slice, in order."""
+        found: dict[str, list[str]] = {}
+        for host in sorted(self.hosts.values(), key=lambda h: h.index):
+            found.setdefault(host.slice, []).append(host.id)
+        return found
+
+    # ------------------------------------------------------------------ capacity
+
+    def add_slice(self, name: str | None = None, hosts: int | None = None, wait: bool = True) -> str:
+        """A new slice. With ``hosts`` below ``hosts_per_slice``, one that isn't whole; call again with its
+        name to complete it.
+        """
+        with self._lock:
+            if name is None:
+                name = f"slice-{self._next_slice}"
+                self._next_slice += 1
+            there = len(self.slices.get(name, []))
+            count = hosts if hosts is not None else self.hosts_per_slice - there
+            made = [self._start_host(name, there + i) for i in range(count)]
+        if wait:
+            for host in made:
+                self._wait_ready(host)
+        return name
+
+    def _start_host(self, slice_name: str, index: int) -> str:
+        host = f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
+        folder = self.folder / host
+        folder.mkdir(mode=0o700)
+        log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        me = os.getpid()
+        # The package's own folder may not be on a fresh interpreter's path (a checkout, an editable install
+        # of another).
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        try:
+            agent = subprocess.Popen(
+                [
+                    sys.executable, "-m", "everstep.agent",
+                    host, str(folder), str(me), str(kernel.start_time(me) or 0),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=env,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+        self._agents[host] = agent
+        facts = HostFile(
+            host,
+            slice_name,
+            index,
+            self.hosts_per_slice,
+            self.workers_per_host,
+            agent.pid,
+            kernel.start_time(agent.pid) or 0,
+        )
+        (folder / "host.json.tmp").write_bytes(msgspec.json.encode(facts))
+        (folder / "host.json.tmp").rename(folder / "host.json")
+        return host
+
+    def _wait_ready(self, host: str) -> None:
+        folder = self.folder / host
+        deadline = time.monotonic() + _START_S
+        while not (folder / "ready").exists():
+            if self._agents[host].poll() is not None or time.monotonic() > deadline:
+                log = (folder / "agent.log").read_text(errors="replace")
+                raise RuntimeError(f"the agent of {host} did not start:\n{log[-4000:]}")
+            time.sleep(0.005)
+
+    def remove_slice(self, name: str) -> None:
+        """Take a slice away without a word, and forget it."""
+        for host in self.slices.get(name, []):
+            self._cancel_timer(host)
+            self._kill(host)
+            shutil.rmtree(self.folder / host, ignore_errors=True)
+
+    # ------------------------------------------------------------------ breaking things
+
+    def kill_host(self, host: str) -> None:
+        """The machine is gone: SIGKILL for everything on it."""
+        self._kill(host)
+
+    def freeze_host(self, host: str) -> None:
+        """The machine stops answering, without a signal or a reset: SIGSTOP for everything on it."""
+        self._signal(host, signal.SIGSTOP)
+
+    def thaw_host(self, host: str) -> None:
+        """It answers again, and doesn't know that time has passed."""
+        self._signal(host, signal.SIGCONT)
+
+    def preempt_slice(self, name: str, grace_s: float = 30.0) -> None:
+        """A notice for every host of the slice; after ``grace_s`` they are gone."""
+        for host in self.slices[name]:
+            (self.folder / host / "grace_s").write_text(str(grace_s))
+            kernel.send_signal(self.hosts[host].pid, signal.SIGTERM)
+            timer = threading.Timer(grace_s, self.kill_host, (host,))
+            timer.daemon = True
+            self._timers[host] = timer
+            timer.start()
+
+    def cancel_preemption(self, name: str) -> None:
+        """The slice stays after all."""
+        for host in self.slices[name]:
+            self._cancel_timer(host)
+            kernel.send_signal(self.hosts[host].pid, signal.SIGUSR1)
+
+    def _cancel_timer(self, host: str) -> None:
+        timer = self._timers.pop(host, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _signal(self, host: str, sig: int) -> None:
+        pid = self._agents[host].pid
+        # The agent first: it must not report the deaths of its workers on its way out.
+        for target in [pid, *kernel.descendants(pid)]:
+            kernel.send_signal(target, sig)
+
+    def _kill(self, host: str) -> None:
+        agent = self._agents.get(host)
+        if agent is None or agent.poll() is not None:
+            return
+        below = kernel.descendants(agent.pid)
+        for target in [agent.pid, *below]:
+            kernel.send_signal(target, signal.SIGKILL)
+        agent.wait()
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """End every host. Nothing of the cluster is left after this."""
+        for host in list(self._timers):
+            self._cancel_timer(host)
+        for host in list(self._agents):
+            self._kill(host)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_hosts(folder: Path) -> dict[str, HostFile]:
+    found = {}
+    try:
+        entries = sorted(entry.name for entry in os.scandir(folder))
+    except FileNotFoundError:
+        return {}
+    for name in entries:
+        try:
+            facts = msgspec.json.decode((folder / name / "host.json").read_bytes(), type=HostFile)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found[facts.id] = facts
+    return found
+
+
+def socket_of(folder: Path, host: str) -> Path:
+    return folder / host / SOCKET

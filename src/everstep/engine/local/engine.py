@@ -1,0 +1,248 @@
+"""The local engine: hosts are agents on this machine, found in a folder and reached over Unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from everstep.agent import wire
+from everstep.control.failures import Failure, Kind
+from everstep.engine.base import Ask, Sink
+from everstep.engine.hearing import Hearing
+from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, socket_of
+from everstep.engine.local.machine import check_feasible, visible_gpus
+from everstep.topology.slices import HostId, HostView, SliceName
+
+_LOOK_S = 0.1
+
+
+class _Stream(asyncio.Protocol):
+    """One connection to an agent: the one for messages, or the one for heartbeats."""
+
+    def __init__(self, link: HostLink, beats: bool) -> None:
+        self._link = link
+        self._beats = beats
+        self._frames = wire.Frames()
+
+    def data_received(self, data: bytes) -> None:
+        self._link.engine.hearing.heard(self._link.host)
+        if not self._beats:
+            for body in self._frames.feed(data):
+                self._link.heard(wire.from_agent.decode(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link.lost()
+
+
+class HostLink:
+    """A host that the engine is connected to."""
+
+    def __init__(self, engine: LocalEngine, facts: HostFile) -> None:
+        self.engine = engine
+        self.facts = facts
+        self.host = facts.id
+        self.alive = False
+        self.retiring = False
+        self.run = ""
+        self.known = asyncio.Event()
+        self._transports: list[asyncio.Transport] = []
+
+    async def connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        ask = self.engine.ask
+        path = str(socket_of(self.engine.folder, self.host))
+        for beats in (False, True):
+            transport, _ = await loop.create_unix_connection(partial(_Stream, self, beats), path)
+            self._transports.append(transport)
+            beat_s = ask.deadlines.heartbeat_interval_s if beats else 0.0
+            transport.write(wire.frame(wire.Attach(wire.WIRE_VERSION, ask.run, ask.lease, beat_s)))
+        self.alive = True
+        self.engine.hearing.watch(self.host)
+
+    def send(self, message: wire.AnyToAgent) -> None:
+        if self._transports and not self._transports[0].is_closing():
+            self._transports[0].write(wire.frame(message))
+
+    def heard(self, message: wire.AnyFromAgent) -> None:
+        if isinstance(message, wire.Status):
+            self.run = message.run
+            if self.retiring and message.retired:
+                self.retiring = False
+                self.alive = True
+                self.engine.hearing.watch(self.host)
+            self.known.set()
+            self.engine.status_changed()
+        elif not self.retiring:
+            self.engine.sink.on_message(self.host, message)
+
+    def lost(self) -> None:
+        """The connection broke: the agent is dead, and its workers with it."""
+        self.close()
+        if self.host in self.engine.links:
+            self.engine.host_lost(self, Kind.HOST_LOST, time.monotonic(), "its agent died")
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+        self._transports = []
+
+    def view(self) -> HostView:
+        slots = self.facts.slots if self.facts.slots is not None else self.engine.ask.workers
+        return HostView(
+            self.host,
+            self.facts.slice,
+            self.facts.index,
+            slots,
+            self.facts.hosts_in_slice,
+            self.alive,
+            self.run in ("", self.engine.ask.run),
+        )
+
+
+class LocalEngine:
+    """Hosts of a ``LocalCluster``; without one given, a host of its own for this run."""
+
+    sink: Sink
+    ask: Ask
+
+    def __init__(self, cluster: LocalCluster | None = None) -> None:
+        self._cluster = cluster
+        self._own: LocalCluster | None = None
+        self.folder = Path()
+        self.links: dict[HostId, HostLink] = {}
+        self._dead: dict[HostId, HostView] = {}
+        self._claiming: dict[int, set[HostId]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_view: tuple[HostView, ...] = ()
+
+    async def open(self, sink: Sink, ask: Ask) -> None:
+        check_feasible(ask, self._cluster)
+        self.sink, self.ask = sink, ask
+        self.hearing = Hearing(ask.deadlines, self._silent)
+        if self._cluster is None:
+            self._own = await asyncio.get_running_loop().run_in_executor(
+                None, lambda: LocalCluster(1, 1, None)
+            )
+        self.folder = (self._cluster or self._own or LocalCluster(0)).folder
+        await self._look()
+        self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self.hearing.run())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        links, self.links = self.links, {}
+        for link in links.values():
+            link.close()
+        if self._own is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._own.close)
+
+    # ------------------------------------------------------------------ finding hosts
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        there = read_hosts(self.folder)
+        for host, facts in there.items():
+            if host not in self.links and host not in self._dead:
+                link = HostLink(self, facts)
+                try:
+                    await link.connect()
+                    self.links[host] = link
+                    await asyncio.wait_for(link.known.wait(), self.ask.deadlines.heartbeat_timeout_s)
+                except (OSError, TimeoutError):
+                    self.links.pop(host, None)
+                    link.close()  # not up yet, or on its way out: look again
+        for host in [h for h in self._dead if h not in there]:
+            del self._dead[host]
+        if self._own is not None and not any(link.alive for link in self.links.values()):
+            # One machine, and its agent was killed: the machine is still there.
+            await asyncio.get_running_loop().run_in_executor(None, self._own.add_slice)
+        self.status_changed()
+
+    def status_changed(self) -> None:
+        view = tuple([link.view() for link in self.links.values()] + list(self._dead.values()))
+        if view != self._last_view:
+            self._last_view = view
+            self.sink.on_capacity(view)
+        for reservation, hosts in list(self._claiming.items()):
+            self._check_claims(reservation, hosts)
+
+    # ------------------------------------------------------------------ losing hosts
+
+    def _silent(self, host: HostId, since: float) -> None:
+        link = self.links.get(host)
+        if link is not None and link.alive:
+            silence = time.monotonic() - since
+            self.host_lost(link, Kind.HOST_SILENT, since, f"no heartbeat for {silence:.1f} s")
+
+    def host_lost(self, link: HostLink, kind: Kind, at: float, message: str) -> None:
+        self.hearing.forget(link.host)
+        was_alive, link.alive = link.alive, False
+        if kind is Kind.HOST_LOST:
+            self.links.pop(link.host, None)
+            self._dead[link.host] = link.view()
+        if was_alive:
+            self.sink.on_lost(link.host, Failure(kind, at, message, host=link.host))
+        self.status_changed()
+
+    def retire(self, host: HostId) -> None:
+        link = self.links.get(host)
+        if link is not None:
+            link.alive = False
+            link.retiring = True
+            self.hearing.forget(host)
+            link.send(wire.Retire(self.ask.lease))
+
+    # ------------------------------------------------------------------ reserving
+
+    def request_capacity(self, workers: int) -> None:
+        """This machine is what it is: nothing can be asked to grow it."""
+
+    def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+        hosts = {link.host for link in self.links.values() if link.facts.slice in slices}
+        self._claiming[reservation] = hosts
+        for host in hosts:
+            link = self.links[host]
+            link.send(wire.Claim(self.ask.run, self.ask.lease, self.ask.deadlines.orphan_s))
+        self._check_claims(reservation, hosts)
+
+    def _check_claims(self, reservation: int, hosts: set[HostId]) -> None:
+        links = [self.links[host] for host in hosts if host in self.links]
+        taken = sorted(link.host for link in links if link.run not in ("", self.ask.run))
+        missing = sorted(hosts - {link.host for link in links if link.alive})
+        if taken or missing or not hosts:
+            del self._claiming[reservation]
+            for link in links:
+                link.send(wire.Unclaim(self.ask.lease))
+            why = f"{', '.join(taken)} in use by others" if taken else f"{', '.join(missing) or 'hosts'} gone"
+            self.sink.on_reservation_failed(reservation, why)
+        elif all(link.run == self.ask.run for link in links):
+            del self._claiming[reservation]
+            self.sink.on_reserved(reservation)
+
+    def release(self, slices: tuple[SliceName, ...]) -> None:
+        for link in self.links.values():
+            if link.facts.slice in slices:
+                for hosts in self._claiming.values():
+                    hosts.discard(link.host)
+                link.send(wire.Unclaim(self.ask.lease))
+        self._claiming = {r: hosts for r, hosts in self._claiming.items() if hosts}
+
+    # ------------------------------------------------------------------ talking to agents
+
+    def send(self, host: HostId, message: wire.AnyToAgent) -> None:
+        link = self.links.get(host)
+        if link is not None:
+            link.send(message)
+
+    def address(self, host: HostId) -> str:
+        return "127.0.0.1"
+
+    def devices(self, host: HostId) -> tuple[str, ...]:
+        return visible_gpus() if self._cluster is None and os.name == "posix" else ()

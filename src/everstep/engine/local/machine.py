@@ -1,0 +1,56 @@
+"""What this machine has: processors and GPUs, and whether a run's workers can fit at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+
+from everstep.engine.base import Ask
+from everstep.engine.local.cluster import LocalCluster
+from everstep.errors import InfeasibleResourcesError
+
+
+@cache
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return tuple(name for name in given.split(",") if name and name != "-1")
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(listing.stdout.split())
+
+
+def check_feasible(ask: Ask, cluster: LocalCluster | None) -> None:
+    """Refuse, before anything starts, what this machine can never give."""
+    if cluster is not None:
+        slots = cluster.workers_per_host
+        if slots is not None and cluster.hosts_per_slice > 1:
+            per_slice = slots * cluster.hosts_per_slice
+            if ask.workers % per_slice:
+                lower = ask.workers - ask.workers % per_slice
+                nearest = " or ".join(str(n) for n in (lower, lower + per_slice) if n)
+                raise InfeasibleResourcesError(
+                    f"num_workers={ask.workers} doesn't fill whole slices of {per_slice} workers",
+                    f"ask for {nearest}: a slice is used whole or not at all",
+                )
+        return
+    have: dict[str, float] = {"CPU": os.cpu_count() or 1, "GPU": len(visible_gpus())}
+    need = dict(ask.resources)
+    if ask.gpus:
+        need["GPU"] = ask.gpus
+    for name, amount in need.items():
+        total = amount * ask.workers
+        if total > have.get(name, 0):
+            raise InfeasibleResourcesError(
+                f"{ask.workers} workers need {total:g} {name} (resources_per_worker: {amount:g} each), and "
+                f"this machine has {have.get(name, 0):g}",
+                "ask for fewer workers or less for each in ScalingConfig, or leave resources_per_worker out "
+                "to share the processors",
+            )

@@ -1,0 +1,420 @@
+"""What a training function calls.
+
+One session lives in each worker. It speaks to the driver through a ``Link``: messages up without waiting,
+questions with an answer. Nothing here knows which engine or backend there is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from everstep.agent import wire
+from everstep.checkpoint import (
+    Checkpoint,
+    CheckpointConsistencyMode,
+    CheckpointUploadMode,
+    ReportedCheckpoint,
+)
+from everstep.errors import ConfigError, RefusedError
+from everstep.refusals import TuneContext
+from everstep.storage import checkpoints as store
+
+if TYPE_CHECKING:
+    from everstep.preemption import PreemptionInfo
+
+MAX_UNCOMMITTED = 16
+"""Checkpoints of one rank that may wait for other ranks, before ``report`` waits."""
+
+
+class Link(Protocol):
+    """A worker's way to its driver."""
+
+    def send(self, frame: bytes) -> None:
+        """Hand a frame over. Returns once it can't be lost by this process's death."""
+        ...
+
+    def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
+        """Ask the driver and wait for its answer."""
+        ...
+
+
+class StorageContext:
+    """Where the run lives: what ``get_context().get_storage()`` gives."""
+
+    def __init__(self, run_folder: str, name: str) -> None:
+        self.experiment_fs_path = run_folder
+        self.storage_fs_path = str(Path(run_folder).parent)
+        self.experiment_dir_name = name
+
+
+class TrainContext(TuneContext):
+    """A worker's place in the run."""
+
+    def __init__(self, spec: wire.WorkerSpec) -> None:
+        self._spec = spec
+
+    def get_experiment_name(self) -> str:
+        return self._spec.run_name
+
+    def get_world_size(self) -> int:
+        return self._spec.member.world_size
+
+    def get_world_rank(self) -> int:
+        return self._spec.member.rank
+
+    def get_local_rank(self) -> int:
+        return self._spec.member.local_rank
+
+    def get_local_world_size(self) -> int:
+        return self._spec.member.local_world_size
+
+    def get_node_rank(self) -> int:
+        return self._spec.member.node_rank
+
+    def get_storage(self) -> StorageContext:
+        return StorageContext(self._spec.run_folder, self._spec.run_name)
+
+    # Ours, beyond Ray Train's.
+
+    def get_epoch(self) -> int:
+        """The number of this incarnation of the worker group, from 1."""
+        return self._spec.epoch
+
+    def get_restart_reason(self) -> str:
+        """Why the workers were started this time."""
+        return self._spec.reason
+
+    def get_slice_id(self) -> int:
+        return self._spec.member.slice_id
+
+    def get_num_slices(self) -> int:
+        return self._spec.member.num_slices
+
+    def get_replica_group_id(self) -> int:
+        return self._spec.member.group_id
+
+    def get_num_replica_groups(self) -> int:
+        return self._spec.member.num_groups
+
+    def get_replica_group_rank(self) -> int:
+        return self._spec.member.group_rank
+
+
+class Session:
+    """The state behind the functions below."""
+
+    def __init__(self, spec: wire.WorkerSpec, link: Link) -> None:
+        self.spec = spec
+        self.context = TrainContext(spec)
+        self.preemption: PreemptionInfo | None = None
+        self.want_checkpoint = ""
+        self._link = link
+        self._run = Path(spec.run_folder)
+        self._rank = spec.member.rank
+        self._index = 0
+        self._began = time.monotonic()
+        self._restored = 0.0
+        self._uploads = _Uploads()
+        self._uncommitted: list[int] = []
+        self._committed = threading.Condition()
+        self._sends_metrics = self._rank == 0 or spec.all_metrics
+        self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
+
+    # ------------------------------------------------------------------ reporting
+
+    def report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None,
+        dir_name: str | None,
+        mode: CheckpointUploadMode,
+        delete_local: bool | None,
+        upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
+    ) -> None:
+        raw = _EMPTY
+        if self._sends_metrics or not isinstance(metrics, dict):
+            raw = _encode_metrics(metrics)
+        self._index += 1
+        index = self._index
+        restore, self._restored = self._restored, 0.0
+        if checkpoint is None:
+            self._link.send(wire.frame(wire.Report(index, raw, None, False, restore)))
+            return
+        self._wait_for_the_others(index)
+        folder = self._folder(dir_name, index)
+        if delete_local is None:
+            delete_local = mode.default_delete_local_checkpoint_after_upload()
+        if mode is CheckpointUploadMode.NO_UPLOAD:
+            part = store.note_external(self._run, folder, checkpoint.path, self._rank, index)
+        elif upload_fn is not None:
+            done = upload_fn(checkpoint, folder)
+            if not isinstance(done, Checkpoint):
+                raise ConfigError(
+                    f"checkpoint_upload_fn returned {type(done).__name__}", "return the uploaded Checkpoint"
+                )
+            part = store.note_external(self._run, folder, done.path, self._rank, index)
+        elif mode is CheckpointUploadMode.ASYNC:
+            snapshot = _snapshot(Path(checkpoint.path), keep=not delete_local)
+            self._link.send(wire.frame(wire.Report(index, raw, None, True, restore)))
+            self._uploads.submit(lambda: self._upload_later(snapshot, folder, index))
+            return
+        else:
+            part = store.upload_part(self._run, folder, Path(checkpoint.path), self._rank, index)
+            if delete_local:
+                shutil.rmtree(checkpoint.path, ignore_errors=True)
+        self._link.send(wire.frame(wire.Report(index, raw, part, False, restore)))
+
+    def _upload_later(self, snapshot: Path, folder: str, index: int) -> None:
+        try:
+            part = store.upload_part(self._run, folder, snapshot, self._rank, index)
+        except (
+            Exception
+        ) as error:  # whatever the storage raises: it must reach the driver, not die with this thread
+            self._link.send(wire.frame(wire.PartFailed(index, f"{type(error).__name__}: {error}")))
+        else:
+            self._link.send(wire.frame(wire.PartDone(part)))
+        finally:
+            shutil.rmtree(snapshot, ignore_errors=True)
+
+    def _folder(self, name: str | None, index: int) -> str:
+        spec = self.spec
+        if name is None:
+            return store.folder_name(spec.epoch, index, self._group, spec.generation)
+        if not name or "/" in name or name.startswith("."):
+            raise ConfigError(
+                f"checkpoint_dir_name={name!r}",
+                "give it a plain folder name, without slashes or a leading dot",
+            )
+        owner = f"e{spec.epoch}" if self._group is None else f"e{spec.epoch}g{self._group}.{spec.generation}"
+        return store.claim_name(self._run, name, owner)
+
+    def _wait_for_the_others(self, index: int) -> None:
+        """A rank may be some checkpoints ahead of the others, not any number."""
+        deadline = time.monotonic() + self.spec.report_wait_s
+        with self._committed:
+            while len(self._uncommitted) >= MAX_UNCOMMITTED:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._committed.wait(left):
+                    raise RuntimeError(
+                        f"rank {self._rank} has {MAX_UNCOMMITTED} checkpoints that other ranks have not "
+                        f"reported after {self.spec.report_wait_s:g} s: every rank must call report() "
+                        "equally often, with checkpoint=None where it has nothing to save"
+                    )
+            self._uncommitted.append(index)
+
+    def committed(self, index: int) -> None:
+        """The driver has committed the checkpoint of this report, or given it up."""
+        with self._committed:
+            self._uncommitted = [k for k in self._uncommitted if k > index]
+            self._committed.notify_all()
+
+    def finish(self) -> None:
+        """Before the function's return counts: what is being uploaded must be there."""
+        self._uploads.wait()
+
+    # ------------------------------------------------------------------ restoring
+
+    def checkpoint(self) -> Checkpoint | None:
+        if self.spec.checkpoint is None:
+            return None
+        manifest = store.read_manifest(self._run, self.spec.checkpoint)
+        if manifest is not None and manifest.external:
+            return Checkpoint(manifest.external)
+        return RestoredCheckpoint(str(self._run / self.spec.checkpoint))
+
+    def restored(self) -> None:
+        self._restored = time.monotonic() - self._began
+
+    def begin(self) -> None:
+        """The training function starts now."""
+        self._began = time.monotonic()
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(self, what: str, body: bytes = b"") -> bytes:
+        return self._link.ask(what, body, None)
+
+
+class RestoredCheckpoint(Checkpoint):
+    """The checkpoint that a worker was given: it also notes when it has been read, for the recovery's
+    account.
+    """
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        try:
+            return super().to_directory(path)
+        finally:
+            _noted_restore()
+
+    @contextmanager
+    def as_directory(self) -> Iterator[str]:
+        with super().as_directory() as folder:
+            try:
+                yield folder
+            finally:
+                _noted_restore()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Checkpoint, (self.path,))
+
+
+class _Uploads:
+    """One upload at a time, in order; a few may wait."""
+
+    def __init__(self, limit: int = 2) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._room = threading.BoundedSemaphore(limit)
+        self._running: set[Future[None]] = set()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._room.acquire()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="everstep-upload")
+        future = self._pool.submit(work)
+        self._running.add(future)
+        future.add_done_callback(self._done)
+
+    def _done(self, future: Future[None]) -> None:
+        self._running.discard(future)
+        self._room.release()
+
+    def wait(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+
+def _snapshot(source: Path, keep: bool) -> Path:
+    """The folder as it is now, beside it: by hard links where that works, else copied."""
+    snapshot = Path(tempfile.mkdtemp(prefix=".everstep-snapshot-", dir=source.parent)) / "files"
+    if not keep:
+        source.rename(snapshot)
+        return snapshot
+    try:
+        shutil.copytree(source, snapshot, copy_function=os.link)
+    except OSError:
+        shutil.rmtree(snapshot, ignore_errors=True)
+        shutil.copytree(source, snapshot)
+    return snapshot
+
+
+_EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
+_encoder = msgspec.msgpack.Encoder(enc_hook=wire.encode_odd)
+
+
+def _encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
+    if not isinstance(metrics, dict):
+        raise ConfigError(f"report(metrics) got {type(metrics).__name__}", "give it a dict", field="metrics")
+    try:
+        return msgspec.Raw(_encoder.encode(metrics))
+    except (TypeError, ValueError, OverflowError) as error:
+        for key, value in metrics.items():
+            try:
+                _encoder.encode({key: value})
+            except (TypeError, ValueError, OverflowError) as reason:
+                raise ConfigError(
+                    f"report(metrics): {key!r} can't be reported: {reason}",
+                    "report numbers, strings, lists and dicts of them; a tensor with .item() or .tolist()",
+                    field="metrics",
+                ) from error
+        raise
+
+
+# ---------------------------------------------------------------------- the current session
+
+_session: Session | None = None
+_pid = 0
+
+
+def enter(session: Session | None) -> None:
+    """Make this the process's session."""
+    global _session, _pid
+    _session, _pid = session, os.getpid()
+
+
+def _noted_restore() -> None:
+    if _session is not None:
+        _session.restored()
+
+
+def current(what: str) -> Session:
+    """This process's session, or an error that says where ``what`` may be called."""
+    if _session is None or _pid != os.getpid():
+        raise RuntimeError(
+            f"{what}() works inside a training function only: call it in what you give to a Trainer"
+            + (", not in a process that it forked (a data loader's worker)" if _session is not None else "")
+        )
+    return _session
+
+
+# ---------------------------------------------------------------------- the public functions
+
+
+def report(
+    metrics: dict[str, Any],
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    validation: bool = False,
+) -> None:
+    """Report metrics, and optionally this rank's part of a checkpoint.
+
+    The k-th report of every rank forms one. It isn't a barrier: a rank waits for its own upload at most. Rank
+    0's metrics are the run's.
+    """
+    if validation:
+        raise RefusedError(
+            "report(validation=…) is refused.", "Evaluate in the training function, or in a run of its own."
+        )
+    current("report").report(
+        metrics,
+        checkpoint,
+        checkpoint_dir_name,
+        checkpoint_upload_mode,
+        delete_local_checkpoint_after_upload,
+        checkpoint_upload_fn,
+    )
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The newest committed checkpoint when this worker started, or None at a fresh start."""
+    return current("get_checkpoint").checkpoint()
+
+
+def get_context() -> TrainContext:
+    """This worker's place in the run."""
+    return current("get_context").context
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """All checkpoints of the run that are committed and kept, oldest first, with rank 0's metrics."""
+    session = current("get_all_reported_checkpoints")
+    answer = session._link.ask("checkpoints", b"", timeout_s)
+    rows = msgspec.msgpack.decode(answer)
+    return [ReportedCheckpoint(Checkpoint(path), metrics) for path, metrics in rows]
+
+
+def should_checkpoint() -> bool:
+    """Whether Everstep would like a checkpoint now: before a resize, a preemption, a stop."""
+    return bool(current("should_checkpoint").want_checkpoint)
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """What is known of machines that will be taken away, or None."""
+    return current("get_preemption_info").preemption

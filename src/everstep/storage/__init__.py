@@ -1,0 +1,1 @@
+"""Where checkpoints and the journal live."""
