@@ -269,7 +269,8 @@ class Agent:
                 message.probe_s,
                 hasattr(os, "pidfd_open"),
             ),
-            message.env,
+            # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
+            {**message.env, "EVERSTEP_CACHE": str(self._folder.parent / "cache")},
             message.cwd,
         )
         if self._template is not None and self._template.recipe == recipe:
@@ -327,7 +328,7 @@ class Agent:
             self._fresh.append(template)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
-        out, into = os.pipe2(os.O_CLOEXEC)
+        out, into = os.pipe()
         os.set_blocking(out, False)
         try:
             fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, 1 << 20)

@@ -1,6 +1,7 @@
 """What the kernel offers for not leaving processes behind: death signals, sessions, and /proc.
 
-On systems without it (macOS) these do what is possible and say so by returning False.
+Where there is none of that (macOS), processes learn of their guardian's death by the end of their socket to
+it, and what a worker started is reached by its process group only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+HAS_DEATH_SIGNALS = sys.platform.startswith("linux")
+
+
 def _prctl(option: int, value: int) -> bool:
-    if not sys.platform.startswith("linux"):
+    if not HAS_DEATH_SIGNALS:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.prctl(option, value, 0, 0, 0) == 0)
@@ -76,6 +80,8 @@ def descendants(root: int) -> list[int]:
 def kill_sessions(sessions: Collection[int], sig: int = signal.SIGKILL) -> int:
     """Signal every process in these sessions, and below them. Returns how many there were."""
     everything = _all()
+    if not everything:
+        return sum(_signal_group(session, sig) for session in sessions if session > 0)
     children: dict[int, list[int]] = {}
     for pid, (_, parent, _) in everything.items():
         children.setdefault(parent, []).append(pid)
@@ -89,6 +95,14 @@ def kill_sessions(sessions: Collection[int], sig: int = signal.SIGKILL) -> int:
     for pid in hit:
         send_signal(pid, sig)
     return len(hit)
+
+
+def _signal_group(group: int, sig: int) -> bool:
+    try:
+        os.killpg(group, sig)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def children_of(parent: int) -> list[tuple[int, int]]:
@@ -123,7 +137,13 @@ def oom_kills() -> int:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with the pid, it names a process for good."""
+    """When a process started, in clock ticks since boot: with the pid, it names a process for good. None if
+    it is gone.
+
+    Without /proc, 0 for every process that lives.
+    """
+    if not Path("/proc/self/stat").exists():
+        return 0 if send_signal(pid, 0) else None
     try:
         data = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -17,7 +17,7 @@ from everstep.backend.base import Endpoint, Member
 from everstep.control.reports import Part
 
 WIRE_VERSION = 1
-MAX_FRAME = 1 << 30
+MAX_FRAME = 1 << 28
 
 _LENGTH = struct.Struct("<I")
 

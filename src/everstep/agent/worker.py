@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from everstep import session as sessions
-from everstep.agent import wire
+from everstep.agent import kernel, wire
 from everstep.backend.base import Backend
 from everstep.preemption import PreemptionInfo
 
@@ -64,7 +64,11 @@ class SocketLink:
             except OSError:
                 return
             if not data:
-                return  # the agent is gone, and takes this process along
+                # The agent is gone. The template ends us with all that we started; where there is none, we go
+                # by ourselves.
+                if not kernel.HAS_DEATH_SIGNALS:
+                    os._exit(1)
+                return
             for body in frames.feed(data):
                 self._heard(wire.to_worker.decode(body))
 

@@ -161,6 +161,7 @@ class JaxBackend:
             )
 
         with _sigterm_as_before(), _without_warnings():
+            _keep_what_is_compiled()
             _set_option("jax_enable_recoverability", True)
             _set_option("jax_check_proxy_envs", False)
             joined = finish_within(max(0.0, deadline - time.monotonic()), connect)
@@ -244,7 +245,18 @@ def _internal(name: str) -> Any:
         return None
 
 
-def _set_option(name: str, value: bool) -> None:
+def _keep_what_is_compiled() -> None:
+    """A restart compiles what the epoch before it has compiled already, on this machine: let it find that."""
+    import jax
+
+    folder = os.environ.get("EVERSTEP_CACHE")
+    if folder and not jax.config.jax_compilation_cache_dir:
+        _set_option("jax_compilation_cache_dir", folder)
+        _set_option("jax_persistent_cache_min_compile_time_secs", 0.0)
+        _set_option("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _set_option(name: str, value: object) -> None:
     import jax
 
     with contextlib.suppress(AttributeError):

@@ -1,0 +1,88 @@
+"""The driver process of one side: what a user's script would be. ``python -m bench.drive '{"side": …}'``.
+
+It writes ``outcome.json`` into the folder that it was given: when ``fit()`` was called, and what came of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    order: dict[str, Any] = json.loads(sys.argv[1])
+    module, _, name = order["loop"].partition(":")
+    loop = getattr(importlib.import_module(f"bench.{module}"), name)
+    folder = Path(order["folder"])
+    fit = _everstep if order["side"] == "everstep" else _ray
+    fit(loop, order, folder)
+
+
+def _everstep(loop: Any, order: dict[str, Any], folder: Path) -> None:
+    import everstep
+    from everstep import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from everstep.control.deadlines import Deadlines
+    from everstep.torch import TorchTrainer
+
+    trainer = (TorchTrainer if order["torch"] else everstep.Trainer)(
+        loop,
+        train_loop_config=order["config"],
+        scaling_config=ScalingConfig(num_workers=order["workers"]),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(folder / "storage"),
+            failure_config=FailureConfig(max_failures=-1),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            # Kills come faster here than failures do in life: let each be the first after a healthy stretch.
+            deadlines=Deadlines(healthy_s=0.0),
+        ),
+    )
+    called = time.monotonic()
+    result = trainer.fit()
+    _write(folder, called, [row.get("k") for row in result.metrics_history])
+
+
+def _ray(loop: Any, order: dict[str, Any], folder: Path) -> None:
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    ray.init(
+        num_cpus=2 * order["workers"],
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 << 20,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=order["ray_folder"],
+    )
+    try:
+        trainer = (TorchTrainer if order["torch"] else DataParallelTrainer)(
+            loop,
+            train_loop_config=order["config"],
+            scaling_config=ScalingConfig(num_workers=order["workers"]),
+            run_config=RunConfig(
+                name="run",
+                storage_path=str(folder / "storage"),
+                failure_config=FailureConfig(max_failures=-1),
+                checkpoint_config=CheckpointConfig(num_to_keep=2),
+            ),
+        )
+        called = time.monotonic()
+        trainer.fit()
+        _write(folder, called, [])
+    finally:
+        ray.shutdown()
+
+
+def _write(folder: Path, called: float, history: list[Any]) -> None:
+    outcome = {"called": called, "returned": time.monotonic(), "history": history}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The loop around the brain: events in, commands out; journal, display, result."""

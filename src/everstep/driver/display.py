@@ -1,0 +1,199 @@
+"""What the user sees while a run goes on: plain lines, one for each thing that happened.
+
+On a terminal there is a live picture below them: see ``live`` and ``picture``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TextIO
+
+import msgspec
+
+from everstep.control import commands as c
+from everstep.control.failures import Failure, Kind
+from everstep.driver.observer import Observer
+from everstep.driver.registry import LiveRun
+
+
+def make_display(stream: TextIO | None = None) -> Observer:
+    """The live picture where the stream is a terminal that can show one, else plain lines."""
+    stream = stream or sys.stderr
+    if is_terminal(stream):
+        from everstep.driver.live import live_display
+
+        display = live_display(stream)
+        if display is not None:
+            return display
+    return PlainDisplay(stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether it is one that knows more than printing."""
+    try:
+        asked = stream is not None and stream.isatty()
+    except (AttributeError, OSError, ValueError):  # closed, or something that only looks like a file
+        return False
+    return asked and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+class PlainDisplay:
+    """Lines on a stream that is no terminal, or where a live picture isn't wanted."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._began = time.monotonic()
+        self._printed = Printed()
+
+    def say(self, line: str) -> None:
+        self.line(stamped(line, time.monotonic() - self._began))
+
+    def line(self, line: str) -> None:
+        try:
+            try:
+                self._stream.write(line + "\n")
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding or "ascii"
+                self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # a terminal that is closed, or not there at all, must not end a run
+
+    def record(self, record: c.Record) -> None:
+        line = describe(record)
+        if line:
+            self.say(line)
+
+    def output(self, rank: int, text: str) -> None:
+        for line in self._printed.lines(rank, text):
+            self.line(line)
+
+    def started(self, run: LiveRun) -> None:
+        for line in describe_start(run):
+            self.say(line)
+
+    def progress(self, rank: int, epoch: int, index: int, newest: list[msgspec.Raw]) -> None:
+        pass
+
+    def reported(self, rank: int, index: int, metrics: msgspec.Raw) -> None:
+        pass
+
+    def committed(self, index: int, address: str) -> None:
+        pass
+
+    def close(self) -> None:
+        for line in self._printed.rest():
+            self.line(line)
+
+
+class Printed:
+    """Workers' output in whole lines. Of one that rewrites itself (a progress bar) the last state stays."""
+
+    def __init__(self) -> None:
+        self._partial: dict[int, str] = {}
+
+    def lines(self, rank: int, text: str) -> list[str]:
+        *whole, partial = (self._partial.get(rank, "") + text).replace("\r\n", "\n").split("\n")
+        # A carriage return at the very end may be half a line ending.
+        kept = partial.rstrip("\r").rpartition("\r")[2]
+        self._partial[rank] = kept + "\r" if partial.endswith("\r") else kept
+        return [_from_rank(rank, line) for line in whole]
+
+    def rest(self) -> list[str]:
+        partial, self._partial = self._partial, {}
+        return [_from_rank(rank, line) for rank, line in partial.items() if line.strip()]
+
+
+def _from_rank(rank: int, line: str) -> str:
+    return f"[rank {rank}] " + line.rstrip("\r").rpartition("\r")[2]
+
+
+def stamped(line: str, seconds: float) -> str:
+    """As every line of ours looks, ``seconds`` after the run began."""
+    return f"everstep {seconds:7.2f}s  {line}"
+
+
+# ---------------------------------------------------------------------- in words
+
+
+def describe_start(run: LiveRun) -> list[str]:
+    """One line for each slice: name, hosts, ranks, pids."""
+    lines = []
+    for name in dict.fromkeys(worker.slice for worker in run.workers):
+        here = [worker for worker in run.workers if worker.slice == name]
+        hosts = list(dict.fromkeys(worker.host for worker in here))
+        ranks = ", ".join(str(worker.rank) for worker in here)
+        pids = ", ".join(str(worker.pid) for worker in here)
+        lines.append(f"{name}: hosts {', '.join(hosts)}; ranks {ranks}; pids {pids}")
+    return lines
+
+
+def describe(record: c.Record) -> str:
+    """A record as one line, or nothing where it needs none."""
+    match record:
+        case c.Waiting():
+            return f"waiting: {record.message}"
+        case c.FailureSeen():
+            failure = record.failure
+            echo = " (follows from another failure)" if failure.echo else ""
+            return f"{_who(failure)} failed: {failure.kind.value}: {failure.message}{echo}"
+        case c.RecoveryDecided():
+            left = "no limit" if record.limit < 0 else f"{record.spent} of {record.limit}"
+            pause = f", after {record.pause_s:g} s" if record.pause_s else ""
+            return f"recovering ({record.budget}: {left}){pause}"
+        case c.GroupStarted():
+            source = f"from {record.checkpoint}" if record.checkpoint else "from the beginning"
+            slices = f" in {record.num_slices} slices" if record.num_slices > 1 else ""
+            return f"epoch {record.epoch}: {record.world_size} workers{slices}, {source} ({record.reason})"
+        case c.Recovered():
+            return describe_recovery(record)
+        case c.HostSetAside():
+            return f"host {record.host} keeps failing: set aside, if there is other capacity"
+        case c.PreemptionSeen():
+            if record.deadline is None:
+                return f"slice {record.slice}: the preemption was cancelled"
+            return f"slice {record.slice} will be taken away in {record.deadline - record.at:.1f} s"
+        case _:
+            return ""
+
+
+def describe_recovery(record: c.Recovered) -> str:
+    seconds = ", ".join(f"{name} {value:.3f}" for name, value in phases_of(record) if value >= 0.0005)
+    return (
+        f"recovered in {record.total_s:.3f} s by «{record.rung.value}»: {cause_of(record)}; "
+        f"kept {record.kept}; {count(record.steps_lost, 'step')} lost; seconds: {seconds}"
+    )
+
+
+def phases_of(record: c.Recovered) -> tuple[tuple[str, float], ...]:
+    """What a recovery's seconds were spent on, in order."""
+    return (
+        ("detect", record.detect_s),
+        ("stop", record.stop_s),
+        ("wait", record.wait_s),
+        ("place", record.place_s),
+        ("start", record.start_s),
+        ("rendezvous", record.rendezvous_s),
+        ("restore", record.restore_s),
+        ("first step", record.first_step_s),
+    )
+
+
+def cause_of(record: c.Recovered) -> str:
+    """What failed, in a few words."""
+    cause = record.cause
+    if cause is None:
+        return "resize"
+    # A preemption's message names the slice, which is what goes.
+    whole = cause.kind is Kind.PREEMPTED and cause.rank is None
+    return cause.message if whole else f"{_who(cause)}: {cause.message}"
+
+
+def _who(failure: Failure) -> str:
+    return f"rank {failure.rank}" if failure.rank is not None else f"host {failure.host}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

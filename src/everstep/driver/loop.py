@@ -1,0 +1,772 @@
+"""The driver: it turns what agents say into events for the brain, and the brain's commands into deeds.
+
+It keeps no opinion of its own. Everything runs on one asyncio loop; what touches the disk runs on one thread
+beside it, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+import cloudpickle
+import msgspec
+
+from everstep import __version__
+from everstep.agent import wire
+from everstep.backend.base import Backend, Member
+from everstep.config import RunConfig, ScalingConfig
+from everstep.control import commands as c, events as e
+from everstep.control.controller import Controller, Settings
+from everstep.control.failures import Failure, Kind
+from everstep.control.placement import Assignment
+from everstep.driver import journal, payload
+from everstep.driver.history import History, plain_value, to_delete
+from everstep.driver.meeting import Meeting
+from everstep.driver.observer import Observer
+from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
+from everstep.engine.base import Ask, Engine
+from everstep.storage import checkpoints as store
+from everstep.topology.slices import HostId, HostView
+
+_FLUSH_S = 0.2
+_EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
+
+Key = tuple[int, int, int]
+"""(epoch, generation, rank)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run."""
+
+    name: str
+    run_folder: Path
+    code: bytes
+    arguments: bytes
+    preload: list[str]
+    backend: Backend
+    scaling: ScalingConfig
+    run: RunConfig
+    seed: int
+
+
+class _Stream:
+    """A worker, as its driver hears it."""
+
+    def __init__(self, assignment: Assignment, generation: int) -> None:
+        self.assignment = assignment
+        self.generation = generation
+        self.frames = wire.Frames()
+        self.upto = 0
+        self.joined = False
+        self.returned = False
+        self.failed = False
+
+
+class Driver:
+    """One run, from opening to ending. ``main`` is the body of its thread; ``stop`` may be called from any
+    other.
+    """
+
+    def __init__(self, job: Job, engine: Engine, history: History, observer: Observer) -> None:
+        self._job = job
+        self._engine = engine
+        self._history = history
+        self._observer = observer
+        self._limits = job.run.deadlines
+        self._lease = history.lease + 1
+        self.controller = Controller(_settings(job))
+        self.ended: c.EndRun | None = None
+        self.crash: BaseException | None = None
+        self.done = threading.Event()
+        self.tails: dict[Key, wire.Exited] = {}
+        """How workers ended, for the error."""
+        self._queue: deque[e.AnyEvent] = deque()
+        self._pumping = False
+        self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
+        self._streams: dict[Key, _Stream] = {}
+        self._meeting = Meeting(self._tell)
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="everstep-disk")
+        self._rows: list[msgspec.Raw] = []
+        self._rows_from = 1
+        self._epoch_rows: list[msgspec.Raw] = []
+        """Rank 0's reports of this epoch."""
+        self.value: Any = None
+        """What rank 0 returned."""
+        self._prepared: set[HostId] = set()
+        self._pids: dict[int, int] = {}
+        self._notices: dict[HostId, float] = {}
+        self._uncommitted: dict[str, float] = {}
+        """Since when a checkpoint waits for ranks."""
+        self._all_metrics = any(_overrides_after_report(cb) for cb in job.run.callbacks)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ------------------------------------------------------------------ the thread
+
+    def main(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # a bug of ours, or the engine's refusal: either way fit() raises it
+            self.crash = error
+        finally:
+            self.done.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._broken: BaseException | None = None
+        self._journal = journal.Journal(self._job.run_folder, self._lease)
+        flusher = asyncio.create_task(self._keep_flushing())
+        try:
+            self._write(
+                journal.Opened(
+                    journal.FORMAT,
+                    self._lease,
+                    time.monotonic(),
+                    time.time(),
+                    __version__,
+                    self._job.name,
+                    self._job.scaling.min_workers,
+                    self._job.scaling.max_workers,
+                    os.getpid(),
+                )
+            )
+            await self._engine.open(self, self._ask())
+            self.emit(
+                e.RunOpened(
+                    at=time.monotonic(),
+                    last_epoch=self._history.last_epoch,
+                    checkpoints=tuple(k.ref for k in self._history.checkpoints.values()),
+                )
+            )
+            await self._over.wait()
+            if self._broken is not None:
+                raise self._broken
+        finally:
+            flusher.cancel()
+            self._flush_rows()
+            if self.ended is not None:
+                self._write(
+                    journal.Closed(
+                        time.monotonic(),
+                        self.ended.outcome.value,
+                        _message(self.ended),
+                        plain_value(self.value),
+                    )
+                )
+            await self._engine.close()
+            forget_run(self._job.name)
+            self._disk.shutdown(wait=True)
+            self._journal.close()
+
+    def _ask(self) -> Ask:
+        scaling = self._job.scaling
+        return Ask(
+            str(self._job.run_folder),
+            self._lease,
+            dict(scaling.resources_per_worker or {}),
+            int(scaling.num_gpus_per_worker),
+            scaling.max_workers,
+            self._limits,
+        )
+
+    def stop(self, kind: e.StopKind, now: bool) -> None:
+        """Ask the run to end. From any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(
+                    lambda: self.emit(e.StopRequested(at=time.monotonic(), kind=kind, now=now))
+                )
+            except RuntimeError:
+                pass  # it closed just now: the run has ended
+
+    # ------------------------------------------------------------------ events in, commands out
+
+    def emit(self, event: e.AnyEvent) -> None:
+        """Give the brain an event, and do what it says. Deeds may bring new events: those wait their turn."""
+        self._queue.append(event)
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._queue:
+                for command in self.controller.handle(self._queue.popleft()):
+                    self._carry_out(command)
+        except BaseException as error:  # a bug: stop with its cause rather than go on with half a decision
+            self._broken = error
+            self._over.set()
+        finally:
+            self._pumping = False
+
+    def _carry_out(self, command: c.AnyCommand) -> None:
+        match command:
+            case c.SetTimer():
+                self._set_timer(command)
+            case c.CancelTimer():
+                self._cancel_timer(command.timer, command.key)
+            case c.Reserve():
+                self._engine.reserve(command.reservation, command.slices)
+            case c.Release():
+                self._engine.release(command.slices)
+            case c.RequestCapacity():
+                self._engine.request_capacity(command.workers)
+            case c.PrepareHost():
+                self._prepare(command.host)
+            case c.RetireHost():
+                self._engine.retire(command.host)
+            case c.StartWorkers():
+                self._start_workers(command)
+            case c.StopWorkers():
+                stop = wire.Stop(self._lease, command.epoch, sorted(command.ranks), command.grace_s)
+                self._engine.send(command.host, stop)
+            case c.AskCheckpoint():
+                self._tell_all(wire.WantCheckpoint(command.reason.value))
+            case c.CommitCheckpoint():
+                self._commit(command)
+            case c.DiscardCheckpoint():
+                self._on_disk(lambda: store.discard(self._job.run_folder, command.folder), lambda _: None)
+            case c.EndRun():
+                self.ended = command
+                self._over.set()
+            case c.Record():
+                self._record(command)
+            case _:
+                assert_never(command)
+
+    def _set_timer(self, command: c.SetTimer) -> None:
+        assert self._loop is not None
+        self._cancel_timer(command.timer, command.key)
+        delay = command.at - time.monotonic()
+        key = (command.timer, command.key)
+        self._timers[key] = self._loop.call_later(max(0.0, delay), self._timer_fired, key)
+
+    def _cancel_timer(self, timer: e.TimerName, key: int) -> None:
+        handle = self._timers.pop((timer, key), None)
+        if handle is not None:
+            handle.cancel()
+
+    def _timer_fired(self, key: tuple[e.TimerName, int]) -> None:
+        self._timers.pop(key, None)
+        self.emit(e.TimerFired(at=time.monotonic(), timer=key[0], key=key[1]))
+
+    # ------------------------------------------------------------------ the engine's words (Sink)
+
+    def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
+        self.emit(e.CapacityChanged(at=time.monotonic(), hosts=hosts))
+
+    def on_reserved(self, reservation: int) -> None:
+        self.emit(e.Reserved(at=time.monotonic(), reservation=reservation))
+
+    def on_reservation_failed(self, reservation: int, reason: str) -> None:
+        self.emit(e.ReservationFailed(at=time.monotonic(), reservation=reservation, reason=reason))
+
+    def on_lost(self, host: HostId, failure: Failure) -> None:
+        self._prepared.discard(host)
+        self.emit(e.HostLost(at=time.monotonic(), host=host, failure=failure))
+
+    def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
+        match message:
+            case wire.FromWorker():
+                self._heard_worker(message)
+            case wire.Spawned():
+                self._pids[message.rank] = message.pid
+                self.emit(
+                    e.WorkerSpawned(
+                        at=time.monotonic(),
+                        epoch=message.epoch,
+                        generation=message.generation,
+                        rank=message.rank,
+                        pid=message.pid,
+                    )
+                )
+            case wire.Exited():
+                self._exited(host, message)
+            case wire.Gone():
+                self.emit(
+                    e.WorkersGone(
+                        at=time.monotonic(), host=host, epoch=message.epoch, ranks=frozenset(message.ranks)
+                    )
+                )
+            case wire.Prepared():
+                self._host_prepared(host, message)
+            case wire.Unprepared():
+                self._host_unprepared(host, message)
+            case wire.Output():
+                self._observer.output(message.rank, message.text)
+            case wire.Noticed():
+                self._noticed(host, message.grace_s)
+            case wire.Status() | wire.Beat():
+                pass
+            case _:
+                assert_never(message)
+
+    # ------------------------------------------------------------------ hosts
+
+    def _prepare(self, host: HostId) -> None:
+        job = self._job
+        env = payload.template_environment(job.run.worker_runtime_env)
+        # Workers that share a machine share its processors: a pool of every core for each is slower for all.
+        share = max(1, (os.cpu_count() or 1) // max(1, job.scaling.max_workers))
+        env.setdefault("OMP_NUM_THREADS", str(share))
+        self._engine.send(
+            host,
+            wire.Prepare(
+                self._lease,
+                job.code,
+                job.arguments,
+                env,
+                payload.python_path(job.run.worker_runtime_env),
+                payload.working_folder(job.run.worker_runtime_env),
+                job.preload,
+                self._limits.probe_s,
+            ),
+        )
+
+    def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
+        if not message.forks and message.why_not and host not in self._prepared:
+            self._observer.say(
+                f"{host}: {message.why_not}; workers start as fresh processes, which is slower"
+            )
+        self._prepared.add(host)
+        self.emit(e.HostPrepared(at=time.monotonic(), host=host))
+
+    def _host_unprepared(self, host: HostId, message: wire.Unprepared) -> None:
+        died = Kind.TEMPLATE if host in self._prepared else Kind.START
+        kind = Kind.LOAD if message.loading else died
+        self._prepared.discard(host)
+        failure = Failure(kind, time.monotonic(), message.message, host=host, traceback=message.traceback)
+        self.emit(e.HostUnprepared(at=time.monotonic(), host=host, failure=failure))
+
+    def _noticed(self, host: HostId, grace_s: float | None) -> None:
+        now = time.monotonic()
+        if grace_s is None:
+            self._notices.pop(host, None)
+            self.emit(e.NoticeCancelled(at=now, host=host))
+        else:
+            self._notices[host] = now + grace_s
+            self.emit(e.PreemptionNotice(at=now, host=host, deadline=now + grace_s))
+        ranks: dict[str, list[int]] = {}
+        for stream in self._current_streams():
+            if stream.assignment.host in self._notices:
+                ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
+        deadline = min(self._notices.values(), default=now) - now + time.time()
+        self._tell_all(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+
+    # ------------------------------------------------------------------ starting workers
+
+    def _start_workers(self, command: c.StartWorkers) -> None:
+        generations = dict(command.generations)
+        job = self._job
+        if len({a.rank for a in command.assignments}) == command.assignments[0].world_size:
+            self._streams.clear()
+            self._pids.clear()
+            self._flush_rows()
+            self._epoch_rows = []
+            self._rows_from = 1
+        by_host: dict[HostId, list[wire.WorkerSpec]] = {}
+        leaders: dict[int, str] = {}
+        for a in command.assignments:
+            leaders.setdefault(a.slice_id, self._engine.address(a.host))
+        for a in command.assignments:
+            generation = generations[a.group_id]
+            self._streams[(command.epoch, generation, a.rank)] = _Stream(a, generation)
+            attempt = f"epoch-{command.epoch:04d}" + (f".{generation}" if generation else "")
+            devices = self._devices_of(a)
+            member = Member(
+                rank=a.rank,
+                world_size=a.world_size,
+                local_rank=a.local_rank,
+                local_world_size=a.local_world_size,
+                node_rank=a.node_rank,
+                num_nodes=a.num_nodes,
+                slice_id=a.slice_id,
+                num_slices=a.num_slices,
+                group_id=a.group_id,
+                num_groups=a.num_groups,
+                group_rank=a.group_rank,
+                group_size=a.group_size,
+                bind_address=self._engine.address(a.host),
+                devices=devices,
+                device_kind="gpu" if devices else "",
+                slice_leaders=tuple(leaders[s] for s in sorted(leaders)),
+            )
+            by_host.setdefault(a.host, []).append(
+                wire.WorkerSpec(
+                    run_name=job.name,
+                    run_folder=str(job.run_folder),
+                    epoch=command.epoch,
+                    generation=generation,
+                    member=member,
+                    checkpoint=command.checkpoint,
+                    reason=command.reason,
+                    log_path=str(job.run_folder / "logs" / attempt / f"rank-{a.rank:05d}.log"),
+                    seed=_seed(job.seed, command.epoch, generation, a.rank),
+                    start_timeout_s=self._limits.start_s,
+                    leave_timeout_s=self._limits.leave_s,
+                    report_wait_s=self._limits.report_wait_s,
+                    all_metrics=self._all_metrics,
+                    echo=a.rank in job.run.log_ranks,
+                )
+            )
+        self._meeting.restart({s.assignment.rank for s in self._streams.values()}, command.epoch)
+        for host, specs in by_host.items():
+            self._engine.send(host, wire.Start(self._lease, specs))
+
+    def _devices_of(self, a: Assignment) -> tuple[str, ...]:
+        each = int(self._job.scaling.num_gpus_per_worker)
+        devices = self._engine.devices(a.host)
+        return devices[a.local_rank * each : (a.local_rank + 1) * each]
+
+    # ------------------------------------------------------------------ workers' words
+
+    def _heard_worker(self, message: wire.FromWorker) -> None:
+        key = (message.epoch, message.generation, message.rank)
+        stream = self._streams.get(key)
+        if stream is None:
+            return  # of an incarnation that is over
+        before = stream.upto
+        owed: list[int] = []
+        parts: list[Any] = []
+        restore_s = 0.0
+        for body in stream.frames.feed(message.data):
+            word = wire.from_worker.decode(body)
+            if isinstance(word, wire.Report):
+                stream.upto = word.index
+                restore_s = max(restore_s, word.restore_s)
+                if word.part is not None:
+                    parts.append(word.part)
+                if word.owed:
+                    owed.append(word.index)
+                if message.rank == 0:
+                    self._rows.append(word.metrics)
+                    self._epoch_rows.append(word.metrics)
+                if self._all_metrics:
+                    self._observer.reported(message.rank, word.index, word.metrics)
+                continue
+            if isinstance(word, wire.PartDone):
+                parts.append(word.part)
+                continue
+            # What came before must be known before what comes now: a return, a failure, a question.
+            self._tell_reports(key, stream, before, owed, parts, restore_s)
+            before, owed, parts = stream.upto, [], []
+            self._heard_word(key, stream, word)
+        self._tell_reports(key, stream, before, owed, parts, restore_s)
+
+    def _tell_reports(
+        self, key: Key, stream: _Stream, before: int, owed: list[int], parts: list[Any], restore_s: float
+    ) -> None:
+        if stream.upto == before and not parts:
+            return
+        self._observer.progress(key[2], key[0], stream.upto, self._epoch_rows[-1:] if key[2] == 0 else [])
+        self.emit(
+            e.Reported(
+                at=time.monotonic(),
+                epoch=key[0],
+                generation=key[1],
+                rank=key[2],
+                upto=stream.upto,
+                owed=tuple(owed),
+                parts=tuple(parts),
+                restore_s=restore_s,
+            )
+        )
+
+    def _heard_word(self, key: Key, stream: _Stream, word: wire.AnyFromWorker) -> None:
+        epoch, generation, rank = key
+        now = time.monotonic()
+        match word:
+            case wire.Hello():
+                if word.endpoint is not None:
+                    group = stream.assignment.group_id
+                    others = [
+                        s.assignment.rank
+                        for s in self._current_streams()
+                        if s.assignment.group_id == group and s.assignment.rank != rank
+                    ]
+                    self._tell(epoch, others, wire.Rendezvous(word.endpoint))
+            case wire.Joined():
+                stream.joined = True
+                self.emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
+            case wire.PartFailed():
+                self._observer.say(
+                    f"rank {rank} could not save its part of checkpoint {word.index}: {word.reason}; "
+                    "training goes on"
+                )
+                self.emit(
+                    e.UploadFailed(
+                        at=now,
+                        epoch=epoch,
+                        generation=generation,
+                        rank=rank,
+                        index=word.index,
+                        reason=word.reason,
+                    )
+                )
+                self._tell(epoch, [rank], wire.Committed("", word.index))
+            case wire.Ask():
+                if word.what == "checkpoints":
+                    self._answer_checkpoints(epoch, rank, word.seq)
+                else:
+                    self._meeting.ask(rank, word)
+            case wire.Returned():
+                stream.returned = True
+                if rank == 0 and word.value is not None:
+                    # From a process that this driver started, over a socket that only it has.
+                    self.value = cloudpickle.loads(word.value)
+                self.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
+            case wire.Raised():
+                stream.failed = True
+                failure = Failure(
+                    Kind.EXCEPTION if word.joined else Kind.START,
+                    word.at,
+                    word.message,
+                    rank=rank,
+                    host=stream.assignment.host,
+                    echo=word.echo,
+                    traceback=word.traceback,
+                )
+                self.emit(
+                    e.WorkerFailed(at=now, epoch=epoch, generation=generation, rank=rank, failure=failure)
+                )
+            case wire.Report() | wire.PartDone():
+                raise AssertionError("reports are merged before they come here")
+            case _:
+                assert_never(word)
+
+    def _exited(self, host: HostId, message: wire.Exited) -> None:
+        key = (message.epoch, message.generation, message.rank)
+        self.tails[key] = message
+        stream = self._streams.get(key)
+        if stream is None or message.by_us or stream.failed or stream.returned:
+            return
+        stream.failed = True
+        failure = Failure(
+            _kind_of(message) if stream.joined else Kind.START,
+            message.at,
+            _how_it_ended(message),
+            rank=message.rank,
+            host=host,
+            echo=message.signal is not None
+            and self._job.backend.is_peer_abort(message.signal, message.log_tail),
+            exit_code=message.code,
+            signal=signal.Signals(message.signal).name if message.signal else None,
+            log_tail=message.log_tail,
+            log_path=message.log_path,
+        )
+        self.emit(
+            e.WorkerFailed(
+                at=time.monotonic(),
+                epoch=message.epoch,
+                generation=message.generation,
+                rank=message.rank,
+                failure=failure,
+            )
+        )
+
+    def _answer_checkpoints(self, epoch: int, rank: int, seq: int) -> None:
+        run = self._job.run_folder
+        rows = [[kept.address(run), kept.metrics] for kept in self._history.checkpoints.values()]
+        self._tell(epoch, [rank], wire.Answer(seq, msgspec.msgpack.encode(rows)))
+
+    # ------------------------------------------------------------------ words to workers
+
+    def _current_streams(self) -> list[_Stream]:
+        epoch = self.controller.epoch
+        return [stream for (e_, _, _), stream in self._streams.items() if e_ == epoch]
+
+    def _tell(self, epoch: int, ranks: list[int], message: wire.AnyToWorker) -> None:
+        body = wire.frame(message)
+        by_host: dict[HostId, list[int]] = {}
+        for stream in self._current_streams():
+            if stream.assignment.rank in ranks:
+                by_host.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
+        for host, some in by_host.items():
+            self._engine.send(host, wire.Tell(self._lease, epoch, some, body))
+
+    def _tell_all(self, message: wire.AnyToWorker) -> None:
+        ranks = [stream.assignment.rank for stream in self._current_streams()]
+        self._tell(self.controller.epoch, ranks, message)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _commit(self, command: c.CommitCheckpoint) -> None:
+        ready = command.checkpoint
+        run = self._job.run_folder
+        rows = self._epoch_rows
+        metrics = rows[ready.index - 1] if 0 < ready.index <= len(rows) else _EMPTY
+        ranks = [rank for rank, _ in ready.parts]
+
+        def on_disk() -> store.Manifest:
+            return store.commit(
+                run, ready.folder, command.epoch, ready.index, [part.record for _, part in ready.parts]
+            )
+
+        def done(outcome: store.Manifest | BaseException) -> None:
+            now = time.monotonic()
+            if isinstance(outcome, BaseException):
+                self._observer.say(f"checkpoint {ready.folder} could not be committed: {outcome}")
+                self.emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(outcome)))
+            else:
+                self._flush_rows()
+                self._write(
+                    journal.Committed(
+                        now, ready.folder, command.epoch, ready.index, metrics, outcome.external
+                    )
+                )
+                self._on_disk(self._journal.flush, lambda _: None)
+                self.emit(e.CheckpointCommitted(at=now, folder=ready.folder))
+                self._retain()
+                self._observer.committed(ready.index, self._history.checkpoints[ready.folder].address(run))
+            self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
+
+        self._on_disk(on_disk, done)
+
+    def _retain(self) -> None:
+        for folder in to_delete(self._history, self._job.run.checkpoint_config):
+            self._write(journal.Deleted(time.monotonic(), folder))
+
+            def remove(folder: str = folder) -> None:
+                self._journal.flush()
+                store.discard(self._job.run_folder, folder)
+
+            self._on_disk(remove, lambda _: None)
+
+    # ------------------------------------------------------------------ the journal
+
+    def _record(self, record: c.Record) -> None:
+        self._write(record)  # type: ignore[arg-type]
+        if isinstance(record, c.GroupStarted):
+            self._publish()
+        self._observer.record(record)
+
+    def _write(self, record: journal.AnyRecord) -> None:
+        self._journal.append(record)
+        if not isinstance(record, journal.Metrics | journal.Opened):
+            self._history.apply(record)
+
+    def _flush_rows(self) -> None:
+        if self._rows:
+            self._write(journal.Metrics(self.controller.epoch, self._rows_from, self._rows))
+            self._history.metrics.extend(self._rows)
+            self._rows_from += len(self._rows)
+            self._rows = []
+
+    async def _keep_flushing(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            self._flush_rows()
+            self._on_disk(self._journal.flush, lambda _: None)
+            self._warn_of_uncommitted()
+
+    def _warn_of_uncommitted(self) -> None:
+        """A checkpoint that some ranks never report would wait for ever without a word."""
+        now = time.monotonic()
+        seen: dict[str, float] = {}
+        for group in self.controller.groups.values():
+            for index, folder in group.book.open_folders.items():
+                since = seen[folder] = self._uncommitted.get(folder, now)
+                if now - since > self._limits.commit_warn_s:
+                    ranks = ", ".join(map(str, group.book.missing(index)))
+                    self._observer.say(
+                        f"checkpoint {folder} waits for ranks {ranks}: every rank must call report() "
+                        "equally often"
+                    )
+                    seen[folder] = math.inf  # once is enough
+        self._uncommitted = seen
+
+    def _on_disk(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Do something that may wait for the disk, in order, and come back with what it gave or raised."""
+        assert self._loop is not None
+        loop = self._loop
+
+        def call() -> None:
+            try:
+                outcome: Any = work()
+            except Exception as error:  # handed to whoever asked for it
+                outcome = error
+            loop.call_soon_threadsafe(done, outcome)
+
+        self._disk.submit(call)
+
+    def _publish(self) -> None:
+        """Let other terminals find this run's processes."""
+        workers = [
+            LiveWorker(
+                s.assignment.rank, self._pids.get(s.assignment.rank, 0), s.assignment.host, s.assignment.slice
+            )
+            for s in self._current_streams()
+        ]
+        live = LiveRun(self._job.name, str(self._job.run_folder), os.getpid(), self.controller.epoch, workers)
+        publish_run(live)
+        self._observer.started(live)
+
+
+def _settings(job: Job) -> Settings:
+    failures = job.run.failure_config
+    return Settings(
+        workers_min=job.scaling.min_workers,
+        workers_max=job.scaling.max_workers,
+        group_size=job.scaling.replica_group_size,
+        max_failures=failures.max_failures,
+        controller_failure_limit=failures.controller_failure_limit,
+        max_preemption_failures=failures.max_preemption_failures,
+        spread="SPREAD" in job.scaling.placement_strategy,
+        resize_interval_s=job.scaling.elastic_resize_monitor_interval_s,
+        deadlines=job.run.deadlines,
+    )
+
+
+def _seed(base: int, epoch: int, generation: int, rank: int) -> int:
+    """Different for every rank and attempt, the same for the same one."""
+    seed = base
+    for part in (epoch, generation, rank):
+        seed = (seed * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
+    return seed
+
+
+def _kind_of(message: wire.Exited) -> Kind:
+    if message.oom:
+        return Kind.OOM
+    return Kind.SIGNAL if message.signal else Kind.EXIT
+
+
+def _how_it_ended(message: wire.Exited) -> str:
+    memory = f"peak memory {message.peak_rss / 2**30:.1f} GiB"
+    if message.oom:
+        return f"killed by the kernel for want of memory ({memory})"
+    if message.signal:
+        name = signal.Signals(message.signal).name
+        return f"killed by {name} ({memory})"
+    if message.code == 0:
+        return "exited with code 0 before the training function returned"
+    return f"exited with code {message.code}"
+
+
+def _message(end: c.EndRun) -> str:
+    if end.cause is None:
+        return end.message
+    rank = f"rank {end.cause.rank}: " if end.cause.rank is not None else ""
+    return f"{rank}{end.cause.message} ({end.message})"
+
+
+def _overrides_after_report(callback: object) -> bool:
+    from everstep.callbacks import UserCallback
+
+    return type(callback).after_report is not UserCallback.after_report  # type: ignore[attr-defined]
+
+
+def describe_crash(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,111 @@
+"""Which runs live on this machine, and where their processes are: for ``ps`` and ``kill``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from everstep.agent import kernel
+from everstep.engine.local.cluster import HostFile, read_hosts, runtime_folder
+
+
+class LiveWorker(msgspec.Struct, frozen=True):
+    rank: int
+    pid: int
+    host: str
+    slice: str
+    pid_started: int = 0
+    """Set when published: the pid alone may belong to somebody else by the time that it is read."""
+
+    @property
+    def alive(self) -> bool:
+        return _lives(self.pid, self.pid_started)
+
+
+class LiveRun(msgspec.Struct, frozen=True):
+    name: str
+    folder: str
+    driver_pid: int
+    epoch: int
+    workers: list[LiveWorker]
+    driver_started: int = 0
+    """Set when published, as with workers."""
+
+    @property
+    def alive(self) -> bool:
+        return _lives(self.driver_pid, self.driver_started)
+
+
+def _folder() -> Path:
+    folder = runtime_folder() / "runs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def publish_run(run: LiveRun) -> None:
+    published = msgspec.structs.replace(
+        run,
+        driver_started=_started(run.driver_pid),
+        workers=[msgspec.structs.replace(w, pid_started=_started(w.pid)) for w in run.workers],
+    )
+    path = _folder() / f"{run.name}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode(published))
+    temporary.rename(path)
+
+
+def forget_run(name: str) -> None:
+    (_folder() / f"{name}.json").unlink(missing_ok=True)
+
+
+def live_runs() -> dict[str, LiveRun]:
+    """The runs whose drivers live, by name. What a driver that was killed left here is cleared away."""
+    found = {}
+    for path in sorted(_folder().glob("*.json")):
+        try:
+            run = msgspec.json.decode(path.read_bytes(), type=LiveRun)
+        except FileNotFoundError:
+            continue  # it has ended just now
+        except msgspec.DecodeError:
+            path.unlink(missing_ok=True)  # of another version
+            continue
+        if run.alive:
+            found[run.name] = run
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def hosts_of(run: LiveRun) -> dict[str, HostFile]:
+    """The virtual hosts that a run can use, by id: also those without a worker of it just now."""
+    workers = {worker.pid for worker in run.workers}
+    children = {pid for pid, _ in kernel.children_of(run.driver_pid)}
+    found: dict[str, HostFile] = {}
+    for folder in runtime_folder().iterdir():
+        there = read_hosts(folder) if folder.is_dir() else {}
+        hosts = {host.id: host for host in there.values() if _lives(host.pid, host.pid_started)}
+        agents = {host.pid for host in hosts.values()}
+        if any(workers & set(kernel.descendants(agent)) for agent in agents):
+            return hosts
+        if agents & children:  # the driver's own, although nothing of the run is there now
+            found |= hosts
+    return found
+
+
+def _started(pid: int) -> int:
+    return kernel.start_time(pid) or 0
+
+
+def _lives(pid: int, started: int) -> bool:
+    if not started:  # a system that doesn't tell
+        return pid > 0 and kernel.send_signal(pid, 0)
+    return kernel.start_time(pid) == started and not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Dead, and its parent hasn't noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].startswith(b"Z")
+    except OSError:
+        return True

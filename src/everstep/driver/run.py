@@ -1,0 +1,255 @@
+"""``Trainer.fit()``: everything that can be refused is refused first, then a driver is started and waited
+for.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from everstep.backend.base import Backend
+from everstep.callbacks import TrainRunContext
+from everstep.checkpoint import Result
+from everstep.config import RunConfig, ScalingConfig
+from everstep.control.commands import EndRun, Outcome
+from everstep.control.events import StopKind
+from everstep.control.failures import Failure, Kind
+from everstep.driver import payload
+from everstep.driver.callbacks import Callbacks
+from everstep.driver.display import make_display
+from everstep.driver.history import History, read_history, result_of
+from everstep.driver.loop import Driver, Job
+from everstep.engine.base import Engine
+from everstep.engine.local.cluster import LocalCluster
+from everstep.engine.local.engine import LocalEngine
+from everstep.errors import (
+    ControllerError,
+    EverstepError,
+    FunctionLoadError,
+    PreemptionError,
+    TrainingFailedError,
+    WorkerError,
+    WorkerGroupError,
+)
+from everstep.preemption import PreemptionInfo
+from everstep.storage import folder as disk
+
+logger = logging.getLogger("everstep")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a trainer hands over."""
+
+    train_fn: Callable[..., Any]
+    train_loop_config: Mapping[str, Any] | None
+    """None: the function is called without an argument."""
+    backend: Backend
+    scaling: ScalingConfig
+    run: RunConfig
+    engine: object
+
+
+class TrainingTerminated(SystemExit):
+    """The driver got SIGTERM; everything has been cleaned up. The script exits with code 143."""
+
+
+def run_training(spec: RunSpec) -> Result:
+    """Run it, and give what came of it, or raise what ended it."""
+    name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = Path(spec.run.storage_path) / name
+    code = payload.pickle_function(spec.train_fn, spec.backend)
+    arguments = payload.pickle_arguments(spec.train_loop_config)
+    disk.check_writable(Path(spec.run.storage_path))
+    disk.check_writable(folder)
+    folder.chmod(0o700)
+    history = read_history(folder)
+    if history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue":
+        logger.warning(
+            "run %s has finished already: this is its result. RunConfig(if_finished='continue') trains on.",
+            name,
+        )
+        return result_of(folder, history)
+    if spec.scaling.num_workers == 0:
+        from everstep.driver.here import run_here
+
+        return run_here(spec, name, folder, history)
+    job = Job(
+        name,
+        folder,
+        code,
+        arguments,
+        [*spec.backend.preload(), *payload.imports_of(spec.train_fn)],
+        spec.backend,
+        spec.scaling,
+        spec.run,
+        # From Python's own generator: random.seed(…) in the user's script makes the ranks' seeds
+        # reproducible.
+        random.getrandbits(62),
+    )
+    context = TrainRunContext(
+        f"{name}-{history.lease + 1}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
+    )
+    observer = Callbacks(make_display(), spec.run.callbacks, context, folder)
+    driver = Driver(job, _engine(spec.engine), history, observer)
+    thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
+    try:
+        stopped = _run_thread(thread, driver)
+    finally:
+        observer.close()
+    if driver.crash is not None:
+        if isinstance(driver.crash, EverstepError):
+            raise driver.crash
+        raise ControllerError(driver.crash) from driver.crash
+    assert driver.ended is not None, "a run that is over says how"
+    _raise_for(driver.ended, driver, name, folder, resumable=spec.run.name is not None, stopped=stopped)
+    return replace(result_of(folder, history), return_value=driver.value)
+
+
+def _engine(engine: object) -> Engine:
+    if isinstance(engine, LocalCluster):
+        return LocalEngine(engine)
+    if engine in ("auto", "local"):
+        return LocalEngine()
+    return engine  # type: ignore[return-value]
+
+
+def _run_thread(thread: threading.Thread, driver: Driver) -> StopKind | None:
+    """Wait for the driver; turn what the user or the system wants meanwhile into requests to it."""
+    stopped: StopKind | None = None
+    asked = 0
+    with _on_sigterm(lambda: driver.stop(StopKind.TERMINATE, False)):
+        thread.start()
+        while not driver.done.is_set():
+            try:
+                # Short waits: an exception thrown into this thread (a notebook's stop button) is seen in
+                # between. Not thread.join(): an exception inside it makes Python believe that the thread has
+                # ended.
+                driver.done.wait(0.1)
+            except KeyboardInterrupt:
+                stopped = StopKind.INTERRUPT
+                asked += 1
+                driver.stop(stopped, now=asked > 1)
+                if asked == 1:
+                    print("everstep: stopping the workers; Ctrl+C again ends them at once", file=sys.stderr)
+    return stopped
+
+
+@contextmanager
+def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, SIGTERM is a request. Only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        act()
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_for(
+    end: EndRun, driver: Driver, name: str, folder: Path, *, resumable: bool, stopped: StopKind | None
+) -> None:
+    if end.outcome is Outcome.FINISHED:
+        return
+    if resumable:
+        resume = f"Run the same command again to resume {name} from its newest checkpoint."
+    else:
+        resume = (
+            f"Its name was made up ({name}), so it can't be resumed by running it again: next time give "
+            "RunConfig(name=…). Its checkpoints stay in " + str(folder)
+        )
+    if end.outcome is Outcome.STOPPED:
+        if end.stop is StopKind.TERMINATE:
+            print(f"everstep: terminated. {resume}", file=sys.stderr)
+            raise TrainingTerminated(128 + signal.SIGTERM)
+        print(f"everstep: interrupted. {resume}", file=sys.stderr)
+        raise _quiet(KeyboardInterrupt(resume))
+    if end.outcome is Outcome.FAILED:
+        raise error_for(end, driver)
+    raise TrainingFailedError(end.message)
+
+
+def _quiet(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
+    """If nobody catches this one, no traceback through our waiting is shown: everything has been said."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if error is not interrupt:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+    return interrupt
+
+
+def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
+    """The error that the user gets: the first cause first."""
+    cause = end.cause
+    assert cause is not None, "a failed run has a cause"
+    failures: dict[int, WorkerError] = {}
+    for failure in [cause, *end.failures]:
+        rank = failure.rank
+        if rank is not None and rank not in failures:
+            failures[rank] = _worker_error(failure, rank, driver)
+    match cause.kind:
+        case Kind.LOAD:
+            return FunctionLoadError(
+                f"Training failed: the training function can't be loaded on {cause.host}: {cause.message}\n\n"
+                f"{cause.traceback}",
+                "Check that its imports work where the workers run; nothing was retried.",
+            )
+        case Kind.PREEMPTED:
+            ranks = {cause.host or "": sorted(failures)}
+            return PreemptionError(PreemptionInfo(None, ranks))
+        case Kind.START | Kind.RESERVATION if cause.rank is None:
+            return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
+        case _:
+            if cause.rank is None:
+                lost = next(iter(_ranks_on(driver, cause.host)), 0)
+                failures[lost] = _worker_error(cause, lost, driver)
+                return WorkerGroupError(end.message, failures, lost)
+            return WorkerGroupError(end.message, failures, cause.rank)
+
+
+def _ranks_on(driver: Driver, host: str | None) -> list[int]:
+    members = [m for group in driver.controller.groups.values() for m in group.members.values()]
+    return sorted(m.rank for m in members if m.host == host)
+
+
+def _worker_error(failure: Failure, rank: int, driver: Driver) -> WorkerError:
+    exits = [exited for (_, _, r), exited in driver.tails.items() if r == rank]
+    exited = exits[-1] if exits else None
+    tail = failure.log_tail or (exited.log_tail if exited is not None else "")
+    path = failure.log_path or (exited.log_path if exited is not None else "")
+    verb = "raised " if failure.kind is Kind.EXCEPTION else ""
+    if failure.kind in (Kind.HOST_LOST, Kind.HOST_SILENT, Kind.TEMPLATE):
+        verb = f"was lost with its host ({failure.kind.value}): "
+    return WorkerError(
+        rank,
+        failure.host or "",
+        f"{verb}{failure.message}",
+        failure.exit_code,
+        getattr(signal, failure.signal).value if failure.signal else None,
+        failure.traceback,
+        tuple(tail.splitlines()[-20:]),
+        path,
+    )
+
+
+__all__ = ["History", "RunSpec", "TrainingTerminated", "run_training"]

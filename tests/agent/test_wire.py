@@ -1,0 +1,48 @@
+"""Frames survive being cut anywhere, and what isn't a number is refused by name."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given, strategies as st
+
+from everstep.agent import wire
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 97), min_size=1))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
+    frames = wire.Frames()
+    out: list[bytes] = []
+    n = 0
+    while stream:
+        cut = cuts[n % len(cuts)]
+        out += frames.feed(stream[:cut])
+        stream = stream[cut:]
+        n += 1
+    assert out == bodies
+
+
+def test_something_that_is_not_the_protocol_is_refused() -> None:
+    with pytest.raises(ValueError, match="not Everstep's protocol"):
+        wire.Frames().feed(b"GET / HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("value", [numpy.float32(1.5), numpy.int8(3), numpy.array(2.5), numpy.bool_(True)])
+def test_numpy_scalars_are_numbers(value: object) -> None:
+    encoded = msgspec.msgpack.Encoder(enc_hook=wire.encode_odd).encode({"x": value})
+    assert msgspec.msgpack.decode(encoded) == {"x": value.item()}  # type: ignore[attr-defined]
+
+
+def test_an_array_is_not_a_number_and_is_named() -> None:
+    with pytest.raises(TypeError, match=r"numpy\.ndarray is not a number"):
+        msgspec.msgpack.Encoder(enc_hook=wire.encode_odd).encode({"x": numpy.ones(3)})
+
+
+def test_every_message_of_a_worker_can_be_read_back() -> None:
+    report = wire.Report(7, msgspec.Raw(msgspec.msgpack.encode({"loss": float("nan")})), None, True, 0.5)
+    (body,) = wire.Frames().feed(wire.frame(report))
+    back = wire.from_worker.decode(body)
+    assert isinstance(back, wire.Report)
+    assert (back.index, back.owed, back.restore_s) == (7, True, 0.5)

@@ -1,0 +1,31 @@
+"""What every test stands on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_SOURCES = str(_HERE.parent / "src")
+
+# Processes that tests start find the same sources as the tests do, installed or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [_SOURCES, str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+sys.path.insert(0, str(_HERE))
+
+from processes import ours, wait_for  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_over() -> Iterator[None]:
+    """Invariant 3: every process of ours belongs to a live run, or is gone."""
+    before = set(ours())
+    yield
+    wait_for(
+        lambda: set(ours()) <= before, f"the end of {[v for k, v in ours().items() if k not in before]}", 10.0
+    )

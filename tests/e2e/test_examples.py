@@ -1,0 +1,70 @@
+"""The examples are run as a user runs them, and broken while they run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from everstep import Result
+from everstep.control.commands import Recovered
+from everstep.driver import journal
+from everstep.driver.registry import live_runs
+from processes import wait_for
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, *arguments: str, home: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "HOME": str(home)},
+    )
+
+
+def committed(folder: Path) -> int:
+    return sum(isinstance(record, journal.Committed) for record in journal.read(folder))
+
+
+def test_the_entrypoint_script_survives_its_workers_and_resumes_after_its_own_death(tmp_path: Path) -> None:
+    arguments = ("--storage_path", str(tmp_path), "--run_name", "unique", "--num_epochs", "400")
+    folder = tmp_path / "unique"
+    process = run("torch_fault_tolerance.py", *arguments, home=tmp_path)
+    try:
+        for kill in range(2):
+            # Later checkpoints than the last time: the run goes on between the kills.
+            wait_for(lambda kill=kill: committed(folder) >= 5 + 20 * kill, "checkpoints", 60)
+            worker = random.choice(live_runs()["unique"].workers)
+            os.kill(worker.pid, signal.SIGKILL)
+        wait_for(
+            lambda: sum(isinstance(r, Recovered) for r in journal.read(folder)) == 2, "two recoveries", 60
+        )
+    finally:
+        process.kill()
+        process.communicate()
+    before = Result.from_path(str(folder))
+    again = run("torch_fault_tolerance.py", *arguments, home=tmp_path)
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output
+    result = Result.from_path(str(folder))
+    assert result.metrics is not None
+    assert result.metrics["epoch"] == 399
+    assert len(result.metrics_history) > len(before.metrics_history) > 0
+    # The second process went on; it did not start over.
+    assert "from checkpoint_" in output
+
+
+def test_the_shortest_script_survives_a_kill(tmp_path: Path) -> None:
+    process = run("worker_failures.py", home=tmp_path)
+    wait_for(lambda: any(name.startswith("train_run-") for name in live_runs()), "the run", 60)
+    (live,) = [r for name, r in live_runs().items() if name.startswith("train_run-")]
+    os.kill(live.workers[0].pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "recovered in" in output

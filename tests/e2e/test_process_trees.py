@@ -1,0 +1,105 @@
+"""No process outlives what it belongs to: a worker's children, an agent's workers, a template's forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import FailureConfig, Result, RunConfig, Trainer, WorkerGroupError, get_context
+from processes import alive, ours, wait_for
+
+
+def spawning(config: dict[str, Any]) -> None:
+    """Start one child in the worker's session and one that has left it, note their pids, then wait to be
+    broken.
+    """
+    context = get_context()
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+    path = Path(config["pids"]) / f"{context.get_epoch()}"
+    path.with_suffix(".tmp").write_text(
+        " ".join(map(str, [os.getpid(), os.getppid(), *(c.pid for c in children)]))
+    )
+    path.with_suffix(".tmp").rename(path)
+    if context.get_epoch() == 1:
+        threading.Event().wait()
+    for child in children:
+        child.kill()
+
+
+def run_and_break(tmp_path: Path, break_it: Any, **failures: int) -> tuple[list[int], list[int], Result]:
+    outcome: list[Any] = []
+
+    def fit() -> None:
+        try:
+            outcome.append(
+                Trainer(
+                    spawning,
+                    train_loop_config={"pids": str(tmp_path)},
+                    run_config=RunConfig(
+                        name="tree",
+                        storage_path=str(tmp_path / "runs"),
+                        failure_config=FailureConfig(**failures),
+                    ),
+                ).fit()
+            )
+        except everstep.TrainingFailedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    wait_for(lambda: (tmp_path / "1").exists(), "the worker and its children")
+    first = list(map(int, (tmp_path / "1").read_text().split()))
+    break_it(*first)
+    thread.join(60)
+    assert not thread.is_alive()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    second = list(map(int, (tmp_path / "2").read_text().split()))
+    return first, second, outcome[0]
+
+
+def check_gone(pids: list[int]) -> None:
+    for pid in pids:
+        wait_for(lambda pid=pid: not alive(pid), f"the end of process {pid}")
+
+
+def test_a_killed_worker_takes_its_whole_process_tree_along(tmp_path: Path) -> None:
+    first, second, _ = run_and_break(
+        tmp_path, lambda worker, template, *children: os.kill(worker, signal.SIGKILL), max_failures=1
+    )
+    check_gone([first[0], *first[2:]])
+    assert first[1] == second[1], "the template was kept"
+
+
+def test_a_killed_template_is_a_failure_with_a_name_and_is_replaced(tmp_path: Path) -> None:
+    first, second, _ = run_and_break(
+        tmp_path, lambda worker, template, *children: os.kill(template, signal.SIGKILL), max_failures=1
+    )
+    check_gone(first)
+    assert first[1] != second[1], "another template"
+
+
+def test_a_killed_template_without_budget_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(WorkerGroupError, match="the template process died \\(signal SIGKILL\\)"):
+        run_and_break(
+            tmp_path, lambda worker, template, *children: os.kill(template, signal.SIGKILL), max_failures=0
+        )
+    check_gone(list(map(int, (tmp_path / "1").read_text().split())))
+
+
+def test_a_killed_agent_takes_everything_along_and_the_machine_gets_a_new_one(tmp_path: Path) -> None:
+    def kill_agent(worker: int, template: int, *children: int) -> None:
+        (agent,) = [pid for pid, command in ours().items() if "-m everstep.agent " in command]
+        os.kill(agent, signal.SIGKILL)
+
+    first, _, _ = run_and_break(tmp_path, kill_agent, max_failures=1)
+    check_gone(first)

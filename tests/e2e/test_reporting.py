@@ -1,0 +1,257 @@
+"""Reports and checkpoints, as a training function makes them."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import everstep
+from everstep import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointUploadMode,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    UserCallback,
+    get_context,
+    report,
+)
+
+
+def fit(
+    function: Any, tmp_path: Path, workers: int = 2, config: dict[str, Any] | None = None, **run: Any
+) -> Result:
+    return Trainer(
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=str(tmp_path), **run),
+    ).fit()
+
+
+def test_rank_zeros_whole_history_is_kept_in_order(tmp_path: Path) -> None:
+    def function() -> None:
+        for step in range(20_000):
+            report({"step": step, "rank": get_context().get_world_rank()})
+
+    result = fit(function, tmp_path, workers=4)
+    assert [row["step"] for row in result.metrics_history] == list(range(20_000))
+    assert {row["rank"] for row in result.metrics_history} == {0}
+    assert result.metrics_dataframe is not None
+    assert len(result.metrics_dataframe) == 20_000
+
+
+def test_nan_inf_numpy_and_torch_scalars_are_metrics(tmp_path: Path) -> None:
+    def function() -> None:
+        import torch
+
+        report(
+            {
+                "nan": math.nan,
+                "inf": -math.inf,
+                "f32": numpy.float32(1.5),
+                "i": numpy.int64(3),
+                "t": torch.tensor(2.5),
+            }
+        )
+
+    (row,) = fit(function, tmp_path, workers=1).metrics_history
+    assert math.isnan(row.pop("nan"))
+    assert row == {"inf": -math.inf, "f32": 1.5, "i": 3, "t": 2.5}
+
+
+def test_a_metric_that_can_not_be_kept_is_named(tmp_path: Path) -> None:
+    def function() -> None:
+        report({"good": 1, "bad": object()})
+
+    with pytest.raises(TrainingFailedError, match="'bad' can't be reported"):
+        fit(function, tmp_path, workers=1)
+
+
+def save(text: str, name: str = "weights") -> Checkpoint:
+    folder = tempfile.mkdtemp()
+    (Path(folder) / name).write_text(text)
+    return Checkpoint.from_directory(folder)
+
+
+def test_shards_of_all_ranks_form_one_checkpoint_of_plain_files(tmp_path: Path) -> None:
+    def function() -> None:
+        rank = get_context().get_world_rank()
+        report({"loss": 1.0}, checkpoint=save(f"from {rank}", f"shard-{rank}"))
+
+    result = fit(function, tmp_path, workers=3)
+    assert result.checkpoint is not None
+    files = {
+        p.name: p.read_text() for p in Path(result.checkpoint.path).iterdir() if not p.name.startswith(".")
+    }
+    assert files == {f"shard-{r}": f"from {r}" for r in range(3)}
+    assert result.best_checkpoints == [(result.checkpoint, {"loss": 1.0})]
+
+
+def test_a_checkpoint_is_not_there_until_every_rank_has_reported_it(tmp_path: Path) -> None:
+    def function(config: dict[str, Any]) -> list[int]:
+        rank = get_context().get_world_rank()
+        counts = []
+        if rank == 0:
+            report({"k": 1}, checkpoint=save("one"))
+            counts.append(len(everstep.get_all_reported_checkpoints()))
+            everstep.collective.barrier()
+        else:
+            everstep.collective.barrier()
+            report({"k": 1})
+        everstep.collective.barrier()
+        report({"k": 2}, checkpoint=save("two") if rank == 0 else None)
+        everstep.collective.barrier()
+        if rank == 0:
+            while len(everstep.get_all_reported_checkpoints()) < 2:
+                pass
+            counts.append(len(everstep.get_all_reported_checkpoints()))
+        return counts
+
+    assert fit(function, tmp_path, config={}).return_value == [0, 2]
+
+
+def test_a_rank_that_returned_has_nothing_to_add(tmp_path: Path) -> None:
+    def function() -> None:
+        if get_context().get_world_rank() == 0:
+            report({"k": 1}, checkpoint=save("alone"))
+
+    result = fit(function, tmp_path, workers=3)
+    assert result.checkpoint is not None
+
+
+def test_asynchronous_uploads_are_there_when_the_run_ends(tmp_path: Path) -> None:
+    def function() -> None:
+        rank = get_context().get_world_rank()
+        for step in range(5):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / f"shard-{rank}").write_text(str(step))
+                report(
+                    {"step": step},
+                    checkpoint=Checkpoint.from_directory(folder),
+                    checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+                    delete_local_checkpoint_after_upload=False,
+                )
+
+    result = fit(function, tmp_path)
+    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0, 1, 2, 3, 4]
+    assert result.checkpoint is not None
+    assert (Path(result.checkpoint.path) / "shard-1").read_text() == "4"
+
+
+def test_a_checkpoint_that_everstep_does_not_upload_keeps_its_address(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "weights").write_text("elsewhere")
+
+    def function(config: dict[str, Any]) -> None:
+        report(
+            {"x": 1},
+            checkpoint=Checkpoint(config["mine"]),
+            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
+        )
+
+    result = fit(function, tmp_path, config={"mine": str(mine)}, workers=1)
+    assert result.checkpoint == Checkpoint(str(mine))
+    assert (mine / "weights").exists()
+
+
+def test_retention_keeps_the_best_and_always_the_newest(tmp_path: Path) -> None:
+    def function() -> None:
+        for score in (3.0, math.nan, 5.0, 4.0, 1.0):
+            report({"score": score}, checkpoint=save(str(score)))
+
+    result = fit(
+        function,
+        tmp_path,
+        workers=1,
+        checkpoint_config=CheckpointConfig(num_to_keep=3, checkpoint_score_attribute="score"),
+    )
+    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [5.0, 4.0, 1.0]
+    assert result.checkpoint is not None
+    assert (Path(result.checkpoint.path) / "weights").read_text() == "1.0"
+    assert len([p for p in Path(result.path).iterdir() if p.name.startswith("checkpoint_")]) == 3
+
+
+def test_a_checkpoint_dir_name_used_again_by_a_rewound_run_gets_a_suffix(tmp_path: Path) -> None:
+    def function() -> None:
+        report({"x": 1}, checkpoint=save("first"), checkpoint_dir_name="epoch=1")
+        everstep.collective.barrier()
+        if get_context().get_epoch() == 1:
+            raise RuntimeError("once")
+
+    result = fit(function, tmp_path, workers=2, failure_config=everstep.FailureConfig(max_failures=1))
+    names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
+    assert names == ["epoch=1", "epoch=1.e2"]
+
+
+def test_callbacks_see_every_ranks_report_and_one_that_raises_ends_nothing(tmp_path: Path) -> None:
+    class Watch(UserCallback):
+        def __init__(self) -> None:
+            self.rows: list[Any] = []
+            self.failures: list[Any] = []
+
+        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+            self.rows.append([row["rank"] for row in metrics])
+            raise RuntimeError("a bug in a callback")
+
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            self.failures.append(sorted(worker_exceptions))
+
+    def function() -> None:
+        for _ in range(3):
+            report({"rank": get_context().get_world_rank()})
+        if get_context().get_epoch() == 1 and get_context().get_world_rank() == 1:
+            raise ValueError("once")
+
+    watch = Watch()
+    fit(function, tmp_path, callbacks=[watch], failure_config=everstep.FailureConfig(max_failures=1))
+    assert watch.rows[-3:] == [[0, 1]] * 3
+    assert watch.failures == [[1]]
+
+
+def test_num_workers_zero_runs_in_this_process(tmp_path: Path) -> None:
+    def function() -> int:
+        report({"x": 1}, checkpoint=save("here"))
+        return threading.get_ident()
+
+    result = fit(function, tmp_path, workers=0)
+    assert result.return_value == threading.get_ident()
+    assert result.checkpoint is not None
+    assert result.metrics_history == [{"x": 1}]
+
+
+def test_output_of_log_ranks_reaches_the_terminal_and_all_output_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def function() -> None:
+        print(f"hello from {get_context().get_world_rank()}")
+
+    result = fit(function, tmp_path, workers=3, log_ranks=(1,))
+    shown = capfd.readouterr().err
+    assert "[rank 1] hello from 1" in shown
+    assert "hello from 0" not in shown
+    logs = sorted((Path(result.path) / "logs").rglob("rank-*.log"))
+    assert [path.read_text() for path in logs] == [f"hello from {r}\n" for r in range(3)]
+
+
+def test_a_finished_run_gives_its_result_again(tmp_path: Path) -> None:
+    def function() -> int:
+        report({"x": 1})
+        return 3
+
+    first = fit(function, tmp_path, name="once")
+    again = fit(function, tmp_path, name="once")
+    assert again.return_value == first.return_value == 3
+    assert again.metrics_history == [{"x": 1}]
+    more = fit(function, tmp_path, name="once", if_finished="continue")
+    assert more.metrics_history == [{"x": 1}, {"x": 1}]
