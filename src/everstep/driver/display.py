@@ -137,12 +137,12 @@ def describe(record: c.Record) -> str:
             return f"waiting: {record.message}"
         case c.FailureSeen():
             failure = record.failure
-            echo = " (follows from another failure)" if failure.echo else ""
-            return f"{_who(failure)} failed: {failure.kind.value}: {failure.message}{echo}"
+            # An echo says nothing that the cause doesn't; where it is all there is, the decision names it.
+            return "" if failure.echo else f"{_who(failure)} failed: {failure.kind.value}: {failure.message}"
         case c.RecoveryDecided():
             left = "no limit" if record.limit < 0 else f"{record.spent} of {record.limit}"
             pause = f", after {record.pause_s:g} s" if record.pause_s else ""
-            return f"recovering ({record.budget}: {left}){pause}"
+            return f"recovering from {cause_of(record)} ({record.budget}: {left}){pause}"
         case c.GroupStarted():
             source = f"from {record.checkpoint}" if record.checkpoint else "from the beginning"
             slices = f" in {record.num_slices} slices" if record.num_slices > 1 else ""
@@ -181,7 +181,7 @@ def phases_of(record: c.Recovered) -> tuple[tuple[str, float], ...]:
     )
 
 
-def cause_of(record: c.Recovered) -> str:
+def cause_of(record: c.Recovered | c.RecoveryDecided) -> str:
     """What failed, in a few words."""
     cause = record.cause
     if cause is None:

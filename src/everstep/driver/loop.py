@@ -648,9 +648,9 @@ class Driver:
 
     def _record(self, record: c.Record) -> None:
         self._write(record)  # type: ignore[arg-type]
+        self._observer.record(record)
         if isinstance(record, c.GroupStarted):
             self._publish()
-        self._observer.record(record)
 
     def _write(self, record: journal.AnyRecord) -> None:
         self._journal.append(record)

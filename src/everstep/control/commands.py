@@ -1,0 +1,277 @@
+"""What the brain wants done.
+
+Commands are carried out in order; each answers with an event, or needs no answer.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from everstep.control.events import StopKind, TimerName
+from everstep.control.failures import Failure
+from everstep.control.placement import Assignment
+from everstep.control.reports import Ready
+from everstep.topology.slices import HostId, SliceName
+
+
+class Rung(enum.StrEnum):
+    """The recovery ladder, lowest first; and the two starts that recover from nothing."""
+
+    FIRST_START = "first start"
+    RESIZE = "resize"
+    REPLACE_GROUPS = "replace the failed replica groups"
+    RESTART_IN_PLACE = "restart in place"
+    REPLACE_HOSTS = "replace the lost hosts"
+    SHRINK = "shrink"
+    WAIT = "wait for capacity"
+    FAIL = "fail"
+
+
+class Outcome(enum.StrEnum):
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    FENCED = "fenced"
+
+
+class AskReason(enum.StrEnum):
+    """Why the workers are asked for a checkpoint."""
+
+    NONE = ""
+    RESIZE = "resize"
+    PREEMPTION = "preemption"
+    STOP = "stop"
+
+
+class Command(msgspec.Struct, frozen=True):
+    pass
+
+
+class SetTimer(Command, frozen=True):
+    """``TimerFired(timer, key)`` at ``at``, in place of an earlier one of that name and key."""
+
+    timer: TimerName
+    key: int
+    at: float
+
+
+class CancelTimer(Command, frozen=True):
+    timer: TimerName
+    key: int
+
+
+class Reserve(Command, frozen=True):
+    """All of these slices or none: ``Reserved`` or ``ReservationFailed``."""
+
+    reservation: int
+    slices: tuple[SliceName, ...]
+
+
+class Release(Command, frozen=True):
+    """Give these slices back, or withdraw the reservation that asks for them.
+
+    Whatever of ours is left on them ends.
+    """
+
+    slices: tuple[SliceName, ...]
+
+
+class RequestCapacity(Command, frozen=True):
+    """This many workers are wanted: whatever can bring hosts up may do so. 0 withdraws it."""
+
+    workers: int
+
+
+class PrepareHost(Command, frozen=True):
+    """``HostPrepared`` or ``HostUnprepared``."""
+
+    host: HostId
+
+
+class RetireHost(Command, frozen=True):
+    """The host counts as lost. If it should come back, its workers must end before it is used again."""
+
+    host: HostId
+
+
+class StartWorkers(Command, frozen=True):
+    epoch: int
+    generations: tuple[tuple[int, int], ...]
+    """(replica group, generation) of the groups that start."""
+    assignments: tuple[Assignment, ...]
+    checkpoint: str | None
+    """The folder to restore from."""
+    reason: str
+    """Why this start, in words, for ``get_context()`` and the log."""
+
+
+class StopWorkers(Command, frozen=True):
+    """End these ranks on this host, then ``WorkersGone``. Without grace they are killed at once."""
+
+    host: HostId
+    epoch: int
+    ranks: frozenset[int]
+    grace_s: float
+    generation: int = 0
+    """Of every rank in ``ranks``, and of the answer."""
+
+
+class AskCheckpoint(Command, frozen=True):
+    """Make ``should_checkpoint()`` true in every worker, or (``NONE``) false again."""
+
+    reason: AskReason
+
+
+class CommitCheckpoint(Command, frozen=True):
+    """Write the manifest and the journal record: ``CheckpointCommitted`` or ``CommitFailed``.
+
+    A folder that was discarded before fails: an agent may not have been told.
+    """
+
+    epoch: int
+    group: int
+    generation: int
+    checkpoint: Ready
+
+
+class DiscardCheckpoint(Command, frozen=True):
+    """Nobody can commit this folder any more: it is garbage."""
+
+    folder: str
+
+
+class EndRun(Command, frozen=True):
+    """Everything is stopped and released. The last command of a run."""
+
+    outcome: Outcome
+    cause: Failure | None
+    failures: tuple[Failure, ...]
+    message: str
+    stop: StopKind | None = None
+
+
+# What the user is told, and what the journal keeps, of a decision.
+
+
+class Record(Command, frozen=True, tag=True):
+    at: float
+
+
+class PhaseChanged(Record, frozen=True, tag="phase"):
+    phase: str
+    epoch: int
+    """The present one; on ``starting`` the one that begins, so that its number is never used twice."""
+
+
+class Waiting(Record, frozen=True, tag="waiting"):
+    """Below the minimum: what there is, and what is missing."""
+
+    workers_min: int
+    message: str
+
+
+class FailureSeen(Record, frozen=True, tag="failure"):
+    failure: Failure
+
+
+class RecoveryDecided(Record, frozen=True, tag="decided"):
+    """The workers concerned are gone; this is how the run goes on."""
+
+    cause: Failure
+    budget: str
+    spent: int
+    limit: int
+    groups: tuple[int, ...]
+    """The replica groups concerned; empty for all."""
+    pause_s: float
+
+
+class GroupStarted(Record, frozen=True, tag="started"):
+    """Every worker of this start is ready."""
+
+    epoch: int
+    generations: tuple[tuple[int, int], ...]
+    world_size: int
+    num_slices: int
+    rung: Rung
+    reason: str
+    checkpoint: str | None
+
+
+class Recovered(Record, frozen=True, tag="recovered"):
+    """Every rank has reported again: what it cost, in seconds by phase."""
+
+    epoch: int
+    rung: Rung
+    cause: Failure | None
+    kept: str
+    steps_lost: int
+    detect_s: float
+    stop_s: float
+    wait_s: float
+    """Backing off and waiting for capacity."""
+    place_s: float
+    start_s: float
+    rendezvous_s: float
+    restore_s: float
+    first_step_s: float
+
+    @property
+    def total_s(self) -> float:
+        return (
+            self.detect_s
+            + self.stop_s
+            + self.wait_s
+            + self.place_s
+            + self.start_s
+            + self.rendezvous_s
+            + self.restore_s
+            + self.first_step_s
+        )
+
+
+class CheckpointKept(Record, frozen=True, tag="checkpoint"):
+    folder: str
+    epoch: int
+    index: int
+    group: int = 0
+    generation: int = 0
+
+
+class HostSetAside(Record, frozen=True, tag="set aside"):
+    host: HostId
+    until: float
+
+
+class PreemptionSeen(Record, frozen=True, tag="preemption"):
+    slice: SliceName
+    deadline: float | None
+    """None: the notice was cancelled."""
+
+
+AnyCommand = (
+    SetTimer
+    | CancelTimer
+    | Reserve
+    | Release
+    | RequestCapacity
+    | PrepareHost
+    | RetireHost
+    | StartWorkers
+    | StopWorkers
+    | AskCheckpoint
+    | CommitCheckpoint
+    | DiscardCheckpoint
+    | EndRun
+    | PhaseChanged
+    | Waiting
+    | FailureSeen
+    | RecoveryDecided
+    | GroupStarted
+    | Recovered
+    | CheckpointKept
+    | HostSetAside
+    | PreemptionSeen
+)

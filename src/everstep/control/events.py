@@ -1,0 +1,257 @@
+"""What the brain is told. Each event says when it was seen (``at``, seconds of one monotonic clock).
+
+Events about workers carry (epoch, generation); the brain refuses stale ones. What a host's agent says about
+its workers comes in the order in which it happened there: everything a worker sent comes before the word
+that it is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from everstep.control.failures import Budget, Failure
+from everstep.control.placement import Assignment
+from everstep.control.reports import Part
+from everstep.topology.slices import HostId, HostView, SliceName
+
+
+class StopKind(enum.StrEnum):
+    INTERRUPT = "interrupted"
+    TERMINATE = "terminated"
+    USER = "stopped"
+
+
+class CheckpointRef(msgspec.Struct, frozen=True):
+    """A committed checkpoint: its folder and where in the run it stands."""
+
+    folder: str
+    epoch: int
+    index: int
+    group: int = 0
+    generation: int = 0
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """Workers of an earlier driver that are alive and whole, as its agents tell it.
+
+    What they told the earlier driver and it did not live to deal with, they tell again: the first
+    ``Reported`` of each rank holds every part of whose commit or end it has not been told, and who has
+    returned says so after that. Notices that stand are told again, too.
+    """
+
+    epoch: int
+    assignments: tuple[Assignment, ...]
+    generations: tuple[tuple[int, int], ...]
+    """(replica group, generation)."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    at: float
+
+
+class RunOpened(Event, frozen=True, kw_only=True):
+    """The journal has been read (or is empty) and this driver owns the run.
+
+    What hosts there are is told before.
+    """
+
+    last_epoch: int = 0
+    """The highest that was ever begun (``PhaseChanged.epoch``), whether or not its workers got to train."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """In the order in which they were committed."""
+    spent: tuple[tuple[Budget, int], ...] = ()
+    adopted: Adopted | None = None
+
+
+class LeaseLost(Event, frozen=True, kw_only=True):
+    holder: str
+
+
+class StopRequested(Event, frozen=True, kw_only=True):
+    kind: StopKind
+    now: bool = False
+    """Without the grace that workers otherwise get."""
+
+
+class CapacityChanged(Event, frozen=True, kw_only=True):
+    """All hosts that the engine knows. One that we use and that isn't listed, or isn't alive, is lost."""
+
+    hosts: tuple[HostView, ...]
+
+
+class Reserved(Event, frozen=True, kw_only=True):
+    reservation: int
+
+
+class ReservationFailed(Event, frozen=True, kw_only=True):
+    """Nothing of it is held any more."""
+
+    reservation: int
+    reason: str
+
+
+class HostPrepared(Event, frozen=True, kw_only=True):
+    """The agent is there and its template has loaded the training function."""
+
+    host: HostId
+
+
+class HostUnprepared(Event, frozen=True, kw_only=True):
+    """Preparing failed, or the template died; the agent lives. It says so before it tells of workers that
+    died with it.
+    """
+
+    host: HostId
+    failure: Failure
+
+
+class HostLost(Event, frozen=True, kw_only=True):
+    host: HostId
+    failure: Failure
+    """``HOST_LOST`` when the connection broke, ``HOST_SILENT`` when heartbeats stopped."""
+
+
+class PreemptionNotice(Event, frozen=True, kw_only=True):
+    host: HostId
+    deadline: float
+
+
+class NoticeCancelled(Event, frozen=True, kw_only=True):
+    host: HostId
+
+
+class WorkerEvent(Event, frozen=True, kw_only=True):
+    epoch: int
+    generation: int
+    rank: int
+
+
+class WorkerSpawned(WorkerEvent, frozen=True, kw_only=True):
+    """The process runs."""
+
+    pid: int
+
+
+class WorkerReady(WorkerEvent, frozen=True, kw_only=True):
+    """It has joined its group; the training function starts."""
+
+
+class WorkerFailed(WorkerEvent, frozen=True, kw_only=True):
+    failure: Failure
+
+
+class WorkerReturned(WorkerEvent, frozen=True, kw_only=True):
+    """The training function returned."""
+
+
+class Reported(WorkerEvent, frozen=True, kw_only=True):
+    """One or more reports of a rank, merged: it has reported up to ``upto``."""
+
+    upto: int
+    owed: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
+    restore_s: float = 0.0
+    """On the first report: how long this worker took to load its checkpoint."""
+
+
+class UploadFailed(WorkerEvent, frozen=True, kw_only=True):
+    index: int
+    reason: str
+
+
+class WorkersGone(Event, frozen=True, kw_only=True):
+    """The processes of these ranks on this host have ended, and all that they sent has been passed on.
+
+    Parts that their agent is still uploading may come later.
+    """
+
+    host: HostId
+    epoch: int
+    generation: int = 0
+    ranks: frozenset[int]
+
+
+class CheckpointCommitted(Event, frozen=True, kw_only=True):
+    folder: str
+
+
+class CommitFailed(Event, frozen=True, kw_only=True):
+    folder: str
+    reason: str
+
+
+class TimerName(enum.StrEnum):
+    SETTLE = "settle"
+    KILL = "kill"
+    BACKOFF = "backoff"
+    RESERVE = "reserve"
+    PREPARE = "prepare"
+    START = "start"
+    UPLOAD = "upload"
+    MIGRATE = "migrate"
+    GROW = "grow"
+    SAY_SHORTAGE = "say shortage"
+
+
+class TimerFired(Event, frozen=True, kw_only=True):
+    timer: TimerName
+    key: int
+    """Which restart or reservation it belongs to."""
+
+
+AnyEvent = (
+    RunOpened
+    | LeaseLost
+    | StopRequested
+    | CapacityChanged
+    | Reserved
+    | ReservationFailed
+    | HostPrepared
+    | HostUnprepared
+    | HostLost
+    | PreemptionNotice
+    | NoticeCancelled
+    | WorkerSpawned
+    | WorkerReady
+    | WorkerFailed
+    | WorkerReturned
+    | Reported
+    | UploadFailed
+    | WorkersGone
+    | CheckpointCommitted
+    | CommitFailed
+    | TimerFired
+)
+
+__all__ = [
+    "Adopted",
+    "AnyEvent",
+    "CapacityChanged",
+    "CheckpointCommitted",
+    "CheckpointRef",
+    "CommitFailed",
+    "Event",
+    "HostLost",
+    "HostPrepared",
+    "HostUnprepared",
+    "LeaseLost",
+    "NoticeCancelled",
+    "PreemptionNotice",
+    "Reported",
+    "ReservationFailed",
+    "Reserved",
+    "RunOpened",
+    "SliceName",
+    "StopKind",
+    "StopRequested",
+    "TimerFired",
+    "TimerName",
+    "UploadFailed",
+    "WorkerFailed",
+    "WorkerReady",
+    "WorkerReturned",
+    "WorkerSpawned",
+    "WorkersGone",
+]

@@ -1,0 +1,198 @@
+"""Which hosts a worker group gets, and which rank runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from everstep.topology.slices import HostId, HostView, Slice, SliceName, natural_key, whole_slices
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """A worker's place: everything that depends on the whole group and not on the engine."""
+
+    rank: int
+    host: HostId
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    world_size: int
+    slice: SliceName
+    slice_id: int
+    num_slices: int
+    group_id: int
+    num_groups: int
+    group_rank: int
+    group_size: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Whole slices, and how many workers each of their hosts gets."""
+
+    slices: tuple[Slice, ...]
+    workers: tuple[tuple[HostId, int], ...]
+    """In rank order: host, number of workers."""
+
+    @property
+    def world_size(self) -> int:
+        return sum(count for _, count in self.workers)
+
+    @property
+    def slice_names(self) -> frozenset[SliceName]:
+        return frozenset(s.name for s in self.slices)
+
+    @property
+    def hosts(self) -> frozenset[HostId]:
+        return frozenset(host for host, _ in self.workers)
+
+
+def plan(
+    hosts: Iterable[HostView],
+    *,
+    at_least: int,
+    at_most: int,
+    multiple_of: int = 1,
+    prefer: Collection[SliceName] = (),
+    avoid: Collection[SliceName] = (),
+    spread: bool = False,
+) -> Placement | None:
+    """As many workers as fit in whole free slices, up to ``at_most``; None if that is below ``at_least``.
+
+    Slices in ``prefer`` (held already) come first, so that a restart moves as little as it can. Slices in
+    ``avoid`` (hosts that keep failing) are used only when the group would be smaller without them.
+    """
+    ordered = sorted(whole_slices(hosts), key=lambda s: (s.name not in prefer, natural_key(s.name)))
+    good = [s for s in ordered if s.name not in avoid]
+    best = _fill(good, at_most, multiple_of, spread)
+    if len(good) < len(ordered):
+        bad = [s for s in ordered if s.name in avoid]
+        with_all = _fill(good + bad, at_most, multiple_of, spread)
+        if best is None or (with_all is not None and with_all.world_size > best.world_size):
+            best = with_all
+    if best is None or best.world_size < at_least:
+        return None
+    return best
+
+
+def _fill(ordered: Sequence[Slice], at_most: int, multiple_of: int, spread: bool) -> Placement | None:
+    """The largest number of workers that fits: wired slices whole or not at all, lone hosts take what is
+    left.
+    """
+    wired = [s for s in ordered if not s.divisible]
+    lone = [s.hosts[0] for s in ordered if s.divisible]
+    room = sum(host.slots for host in lone)
+    # Bit n of sums[i]: some of the slices from i on have n slots together.
+    sums = [1] * (len(wired) + 1)
+    limit = (1 << (max(at_most, 0) + 1)) - 1
+    for i in range(len(wired) - 1, -1, -1):
+        sums[i] = (sums[i + 1] | sums[i + 1] << wired[i].slots) & limit
+    total = at_most - at_most % multiple_of
+    while total > 0:
+        whole = (sums[0] & ((1 << (total + 1)) - 1)).bit_length() - 1
+        if total - whole <= room:
+            break
+        total -= multiple_of
+    else:
+        return None
+    counts = _fill_lone(lone, total - whole, spread)
+    for i, piece in enumerate(wired):
+        if piece.slots <= whole and sums[i + 1] >> (whole - piece.slots) & 1:
+            counts.update((host.id, host.slots) for host in piece.hosts)
+            whole -= piece.slots
+    used = sorted(
+        (s for s in ordered if any(host.id in counts for host in s.hosts)), key=lambda s: natural_key(s.name)
+    )
+    workers = tuple((host.id, counts[host.id]) for s in used for host in s.hosts)
+    return Placement(tuple(used), workers)
+
+
+def _fill_lone(lone: Sequence[HostView], workers: int, spread: bool) -> dict[HostId, int]:
+    counts: dict[HostId, int] = {}
+    while workers:
+        for host in lone:
+            more = min(workers, host.slots - counts.get(host.id, 0), 1 if spread else host.slots)
+            if more:
+                counts[host.id] = counts.get(host.id, 0) + more
+                workers -= more
+    return counts
+
+
+def assign_ranks(placement: Placement, group_size: int | None) -> tuple[Assignment, ...]:
+    """Ranks 0..N-1 by slice, then host index, then local rank; replica groups are runs of consecutive
+    ranks.
+    """
+    world = placement.world_size
+    size = group_size or world
+    assert world % size == 0, f"{world} workers don't divide into groups of {size}"
+    slice_of = {host.id: (i, s.name) for i, s in enumerate(placement.slices) for host in s.hosts}
+    out: list[Assignment] = []
+    for node_rank, (host, count) in enumerate(placement.workers):
+        slice_id, name = slice_of[host]
+        for local_rank in range(count):
+            rank = len(out)
+            out.append(
+                Assignment(
+                    rank=rank,
+                    host=host,
+                    local_rank=local_rank,
+                    local_world_size=count,
+                    node_rank=node_rank,
+                    num_nodes=len(placement.workers),
+                    world_size=world,
+                    slice=name,
+                    slice_id=slice_id,
+                    num_slices=len(placement.slices),
+                    group_id=rank // size,
+                    num_groups=world // size,
+                    group_rank=rank % size,
+                    group_size=size,
+                )
+            )
+    return tuple(out)
+
+
+def move_slices(
+    moving: Sequence[Assignment],
+    everyone: Sequence[Assignment],
+    whole: Sequence[Slice],
+    spare: Sequence[Slice],
+    leave: Collection[SliceName],
+) -> tuple[Assignment, ...]:
+    """The old places of ``moving``, with slices that aren't whole exchanged for spares of the same shape.
+
+    Slices in ``leave`` are exchanged as well, if a spare fits. ``everyone`` is the whole worker group: it
+    tells the shape of the old slices. Empty when a slice that isn't whole finds no spare. Ranks, groups and
+    slice ids stay.
+    """
+    standing = {s.name: s for s in whole}
+    left = list(spare)
+    moved: dict[HostId, HostView] = {}
+    for name in sorted({a.slice for a in moving}, key=natural_key):
+        workers = {a.host: 0 for a in sorted(everyone, key=lambda a: a.rank) if a.slice == name}
+        for a in moving:
+            if a.slice == name:
+                workers[a.host] += 1
+        same = standing.get(name)
+        if same is not None and not {host for host, n in workers.items() if n} <= {h.id for h in same.hosts}:
+            left.insert(0, same)  # whole again, with other machines
+            same = None
+        if same is not None and name not in leave:
+            continue
+        fitting = next((s for s in left if _fits(list(workers.values()), s)), None)
+        if fitting is not None:
+            left.remove(fitting)
+            moved.update(zip(workers, fitting.hosts, strict=True))
+        elif same is None:
+            return ()
+    return tuple(
+        msgspec.structs.replace(a, host=moved[a.host].id, slice=moved[a.host].slice) if a.host in moved else a
+        for a in moving
+    )
+
+
+def _fits(workers: Sequence[int], into: Slice) -> bool:
+    return len(workers) == len(into.hosts) and all(
+        host.slots >= n for host, n in zip(into.hosts, workers, strict=True)
+    )

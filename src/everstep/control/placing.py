@@ -1,0 +1,104 @@
+"""Getting the place for a restart: whole slices, reserved, with every host prepared and every checkpoint
+dealt with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from everstep.control import commands as c
+from everstep.control.events import TimerName
+from everstep.control.placement import Assignment, assign_ranks
+from everstep.control.restart import Restart
+from everstep.control.run import Run
+from everstep.control.table import Phase
+from everstep.topology.slices import SliceName
+
+
+class Placing:
+    """``start`` is called with a restart whose place is ready."""
+
+    def __init__(self, run: Run, start: Callable[[Restart, float], None]) -> None:
+        self._run = run
+        self._start = start
+
+    def place(self, restart: Restart, at: float) -> None:
+        """Find hosts, reserve what isn't held, prepare what isn't ready.
+
+        Called again whenever capacity changed.
+        """
+        run = self._run
+        run.withdraw(restart)
+        restart.assignments = ()
+        self._release_unused(restart, run.fleet.broken)
+        restart.assignments = self._assign_all(at) if restart.full else self._assign_again(restart, at)
+        self._release_unused(restart, run.fleet.held)
+        if not restart.assignments:
+            if restart.stage is not Phase.WAITING:
+                run.stage(restart, Phase.WAITING, at)
+                self.say_shortage(restart, at)
+            return
+        run.do(c.CancelTimer(TimerName.SAY_SHORTAGE, restart.key))
+        run.stage(restart, Phase.PLACING, at)
+        missing = restart.slices - run.fleet.held
+        if missing:
+            restart.reservation = run.next_key()
+            run.fleet.reserve(restart.reservation, missing, at)
+        else:
+            self._await_hosts(restart, at)
+        self.go_on(restart, at)
+
+    def granted(self, restart: Restart, at: float) -> None:
+        restart.reservation = None
+        self._await_hosts(restart, at)
+        self.go_on(restart, at)
+
+    def go_on(self, restart: Restart, at: float) -> None:
+        """Something that this restart may have waited for is there."""
+        run = self._run
+        if restart not in run.restarts or restart.stage is not Phase.PLACING:
+            return
+        run.fleet.prepare(restart.hosts)
+        if not (restart.slices <= run.fleet.held and restart.hosts <= run.fleet.prepared):
+            return
+        if run.checkpoints.under_way(None if restart.full else restart.groups):
+            return  # every commit is answered, and then the newest is known
+        if restart.waits_for_uploads and run.uploading_hosts(restart):
+            return
+        self._start(restart, at)
+
+    def can_be_had(self, restart: Restart) -> bool:
+        """What is planned is still there, and still free."""
+        fleet = self._run.fleet
+        return fleet.is_whole(fleet.asks_for(restart.reservation)) and all(map(fleet.alive, restart.hosts))
+
+    def _await_hosts(self, restart: Restart, at: float) -> None:
+        run = self._run
+        run.do(c.SetTimer(TimerName.PREPARE, restart.key, at + run.settings.deadlines.prepare_s))
+
+    def _assign_all(self, at: float) -> tuple[Assignment, ...]:
+        placement = self._run.fleet.place_all(at)
+        return assign_ranks(placement, self._run.settings.group_size) if placement else ()
+
+    def _assign_again(self, restart: Restart, at: float) -> tuple[Assignment, ...]:
+        run = self._run
+        everyone = [a for group in run.groups.values() for a in group.members.values()]
+        moving = [a for g in sorted(restart.groups) for a in run.groups[g].members.values()]
+        return run.fleet.place_again(moving, everyone, run.used_by_others(restart), at)
+
+    def _release_unused(self, restart: Restart, slices: Collection[SliceName]) -> None:
+        """Give back those of these slices that nobody uses, and nothing is being uploaded from."""
+        run = self._run
+        uploading = run.uploading_hosts(restart) if restart.waits_for_uploads else frozenset()
+        busy = {host.slice for host in run.fleet.hosts.values() if host.id in uploading}
+        run.fleet.release(set(slices) - run.used_by_others(restart) - restart.slices - busy)
+
+    def say_shortage(self, restart: Restart, at: float) -> None:
+        run = self._run
+        if restart.full:
+            wanted = f"at least {run.settings.workers_min} workers in whole free slices"
+        else:
+            wanted = f"a free slice for replica groups {', '.join(map(str, sorted(restart.groups)))}"
+        message = f"need {wanted}; {run.fleet.shortage()}"
+        run.do(c.Waiting(at, run.settings.workers_min, message))
+        run.do(c.SetTimer(TimerName.SAY_SHORTAGE, restart.key, at + run.settings.deadlines.capacity_log_s))

@@ -1,0 +1,503 @@
+"""From a failure back to training: settle, stop, pause, place, start.
+
+Everything that isn't steady training is a ``Restart`` that moves through these stages, whether it covers
+one replica group or every worker. Which rung of the ladder that was is read off the result (same hosts,
+other hosts, fewer), not chosen by a ladder of conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from everstep.control import commands as c
+from everstep.control.budgets import Backoff
+from everstep.control.commands import Rung
+from everstep.control.ending import Ending
+from everstep.control.events import TimerName
+from everstep.control.failures import BUDGET_OF, Failure, Incident, Kind
+from everstep.control.group import Group
+from everstep.control.placing import Placing
+from everstep.control.restart import Restart
+from everstep.control.run import Run
+from everstep.control.table import Phase
+from everstep.topology.slices import HostId, SliceName
+
+# A user's exception says nothing about the machine that it was raised on.
+_BLAMES_HOST = frozenset(
+    {Kind.EXIT, Kind.SIGNAL, Kind.HOST_LOST, Kind.HOST_SILENT, Kind.START, Kind.TEMPLATE}
+)
+
+
+class Recovery:
+    def __init__(self, run: Run, ending: Ending) -> None:
+        self._run = run
+        self._ending = ending
+        self._backoff = Backoff(run.settings.deadlines)
+        self._awaiting_step: list[Restart] = []
+        """Started, and not every rank has reported since."""
+        self.placing = Placing(run, self._start)
+
+    # ------------------------------------------------------------------ what fails
+
+    def failed(self, failure: Failure, groups: set[int], at: float) -> None:
+        """A failure of these groups: part of an incident that is under way, or a new one."""
+        run = self._run
+        run.do(c.FailureSeen(at, failure))
+        if run.over:
+            return
+        for restart in list(run.restarts):
+            if restart not in run.restarts or not (restart.full or restart.groups & groups):
+                continue
+            groups = set() if restart.full else groups - restart.groups
+            match restart.stage:
+                case Phase.SETTLING | Phase.STOPPING:
+                    self._join_incident(restart, failure, at)
+                case Phase.STARTING:
+                    self.start_failed(restart, failure, at)
+                case _:
+                    pass  # it has no workers: the word is late
+        if not groups or run.over or any(restart.full for restart in run.restarts):
+            return
+        for restart in run.restarts:
+            if restart.stage in (Phase.SETTLING, Phase.STOPPING):
+                self._widen(restart, groups, failure, at)
+                return
+        full = run.settings.group_size is None
+        restart = self.begin(groups, full=full, incident=Incident(failure), reason=_why(failure), at=at)
+        if self._escalate_if_all_failed(restart, at):
+            return
+        if failure.echo and run.settings.deadlines.settle_s > 0:
+            run.stage(restart, Phase.SETTLING, at)
+            run.do(c.SetTimer(TimerName.SETTLE, restart.key, at + run.settings.deadlines.settle_s))
+        else:
+            self.stop(restart, at)
+
+    def _widen(self, restart: Restart, groups: set[int], failure: Failure, at: float) -> None:
+        """Groups that fail together are replaced together."""
+        run = self._run
+        restart.cover([run.groups[g] for g in restart.groups | groups], run.epoch)
+        self._forget_awaited(groups)
+        if restart.incident is not None and self._would_be_all():
+            restart.incident.add(failure)
+            self._escalate(restart, at)
+            return
+        self._join_incident(restart, failure, at)
+        if restart.stage is Phase.STOPPING:
+            self._stop_workers(restart, at)
+
+    def _join_incident(self, restart: Restart, failure: Failure, at: float) -> None:
+        if restart.incident is None:
+            return  # a resize is ending these workers: what they say of each other now costs nothing
+        restart.incident.add(failure)
+        restart.reason = _why(restart.incident.cause)
+        if restart.stage is Phase.SETTLING and not failure.echo:
+            self.settled(restart, at)
+
+    def settled(self, restart: Restart, at: float) -> None:
+        """The cause has shown itself, or has had its time."""
+        self._run.do(c.CancelTimer(TimerName.SETTLE, restart.key))
+        self.stop(restart, at)
+
+    def _would_be_all(self) -> bool:
+        return {g for restart in self._run.restarts for g in restart.groups} >= set(self._run.groups)
+
+    def _escalate_if_all_failed(self, restart: Restart, at: float) -> bool:
+        """When no group is left to go on, this is a restart of everything."""
+        if restart.full or not self._would_be_all():
+            return False
+        self._escalate(restart, at)
+        return True
+
+    def _escalate(self, restart: Restart, at: float) -> None:
+        """Turn a replacement of some groups into a restart of all workers."""
+        run = self._run
+        assert restart.incident is not None, "a replacement has a cause"
+        assert not restart.incident.charged, "what is paid for is not paid for again"
+        for other in list(run.restarts):
+            if other is not restart:
+                run.abandon(other)
+                if other.incident is not None and not other.incident.charged:
+                    restart.incident.failures += other.incident.failures
+        run.cancel_timers(restart)
+        run.withdraw(restart)
+        restart.full = True
+        restart.attempts = 0
+        restart.assignments = ()
+        restart.reason = _why(restart.incident.cause)
+        restart.cover(list(run.groups.values()), run.epoch)
+        self._forget_awaited(restart.groups)
+        run.relocation.absorb()
+        run.relocation.ask_nothing()
+        # The run itself joins the restart now, which until here moved alone.
+        restart.stage = Phase.RUNNING
+        self.stop(restart, at)
+
+    def start_failed(self, restart: Restart, failure: Failure, at: float) -> None:
+        """A start did not work out: stop what has started, and go round again, or up the ladder."""
+        run = self._run
+        restart.incident = Incident(failure)
+        restart.reason = _why(failure)
+        restart.attempts += 1
+        run.cancel_timers(restart)
+        run.withdraw(restart)
+        if not restart.full and restart.attempts >= run.settings.group_attempts:
+            self._escalate(restart, at)
+        elif restart.stage is Phase.STARTING:
+            self.stop(restart, at)
+        else:
+            self._decide(restart, at)
+
+    def place_failed(self, restart: Restart, failure: Failure, at: float) -> None:
+        """The same, before there were workers to speak of it."""
+        self._run.do(c.FailureSeen(at, failure))
+        self.start_failed(restart, failure, at)
+
+    # ------------------------------------------------------------------ hosts
+
+    def host_lost(self, host: HostId, name: SliceName, failure: Failure, at: float) -> None:
+        """The host is gone, and a slice lives and dies as one: all groups in it go with it."""
+        run = self._run
+        if run.phase is Phase.ENDED:
+            return
+        held = name in run.fleet.held
+        run.fleet.forget(host)
+        if held:
+            run.fleet.broken.add(name)
+            run.do(c.RetireHost(host))
+        if name in run.fleet.noticed:
+            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
+        for group in run.groups.values():
+            group.gone |= group.ranks_on(host)
+            run.settle(group, group.book.host_lost(group.ranks_on(host)))
+        if run.over:
+            self._ending.gone(host, None, at)
+            return
+        run.relocation.host_failed(host, at)
+        for restart in run.restarts:
+            restart.stopping.pop(host, None)
+        # Those that are about to use it; not those that are placed anew because of this.
+        placed = [r for r in run.restarts if r.stage is Phase.PLACING and name in r.slices]
+        self._slice_failed(name, failure, at)
+        for restart in list(run.restarts):
+            self._check_stopped(restart, at)
+        for restart in placed:
+            if restart not in run.restarts or restart.stage is not Phase.PLACING:
+                continue
+            if held:
+                self.place_failed(restart, while_starting(failure), at)
+            else:
+                self.placing.place(restart, at)
+
+    def _slice_failed(self, name: SliceName, failure: Failure, at: float) -> None:
+        run = self._run
+        idle = [restart for restart in run.restarts if not restart.has_workers]
+        failed = {group.number for group in run.groups.values() if group.trains_in(name)}
+        failed -= {g for restart in idle for g in restart.groups}
+        if not failed:
+            return
+        for restart in idle:
+            # Groups that came from this slice go on together, so that together they fill another one.
+            if not restart.full and name in restart.old_slices:
+                run.abandon(restart)
+                failed |= restart.groups
+        self.failed(failure, failed, at)
+
+    def host_unprepared(self, host: HostId, failure: Failure, at: float) -> None:
+        run = self._run
+        was_prepared = host in run.fleet.prepared
+        run.fleet.forget(host)
+        run.relocation.host_failed(host, at)
+        for restart in list(run.restarts):
+            if restart not in run.restarts or restart.stage is not Phase.PLACING or host not in restart.hosts:
+                continue
+            if was_prepared:
+                self.placing.go_on(restart, at)  # its template died after its workers did, and is made again
+            else:
+                self.place_failed(restart, while_starting(failure), at)
+        groups = {group.number for group in run.groups.values() if group.left_on(host) - group.returned}
+        if groups:
+            starting = any(not run.groups[g].left_on(host) <= run.groups[g].ready for g in groups)
+            self.failed(while_starting(failure) if starting else failure, groups, at)
+
+    # ------------------------------------------------------------------ stopping
+
+    def begin(
+        self, groups: Collection[int], *, full: bool, incident: Incident | None, reason: str, at: float
+    ) -> Restart:
+        run = self._run
+        stage = run.phase if full else Phase.RUNNING
+        restart = Restart(run.next_key(), stage=stage, full=full, incident=incident, reason=reason, began=at)
+        restart.cover([run.groups[g] for g in sorted(run.groups if full else groups)], run.epoch)
+        run.restarts.append(restart)
+        self._forget_awaited(restart.groups)
+        run.relocation.absorb()
+        if full:
+            run.relocation.ask_nothing()
+        return restart
+
+    def stop(self, restart: Restart, at: float) -> None:
+        self._run.stage(restart, Phase.STOPPING, at)
+        self._stop_workers(restart, at)
+
+    def _stop_workers(self, restart: Restart, at: float) -> None:
+        """Kill every worker of the restart's groups that may still run, and wait for the word that it is
+        gone.
+        """
+        run = self._run
+        for group in [run.groups[g] for g in sorted(restart.groups)]:
+            for host in sorted(group.hosts()):
+                told = restart.stopping.get(host, frozenset())
+                left = group.left_on(host) - told
+                if left:
+                    restart.stopping[host] = told | left
+                    run.do(c.StopWorkers(host, run.epoch, left, 0.0, group.generation))
+        if restart.stopping:
+            run.do(c.SetTimer(TimerName.KILL, restart.key, at + run.settings.deadlines.kill_s))
+        self._check_stopped(restart, at)
+
+    def workers_gone(self, host: HostId, ranks: set[int], at: float) -> None:
+        run = self._run
+        silent = self._died_without_a_word(ranks)
+        for restart in list(run.restarts):
+            if host in restart.stopping:
+                restart.stopping[host] -= ranks
+                if not restart.stopping[host]:
+                    del restart.stopping[host]
+                self._check_stopped(restart, at)
+        if silent is not None and not run.over:
+            group, rank = silent
+            failure = Failure(Kind.EXIT, at, "ended without a word", rank=rank, host=host)
+            self.failed(failure if rank in group.ready else while_starting(failure), {group.number}, at)
+
+    def _died_without_a_word(self, ranks: set[int]) -> tuple[Group, int] | None:
+        """A rank that neither returned, nor failed, nor was told to end."""
+        run = self._run
+        told = {g for r in run.restarts if r.stage is not Phase.STARTING for g in r.groups}
+        for rank in sorted(ranks):
+            group = run.group_of(rank)
+            if group is not None and rank not in group.returned and group.number not in told:
+                return group, rank
+        return None
+
+    def _check_stopped(self, restart: Restart, at: float) -> None:
+        run = self._run
+        if restart not in run.restarts or restart.stage is not Phase.STOPPING or restart.stopping:
+            return
+        run.do(c.CancelTimer(TimerName.KILL, restart.key))
+        # A replica group that is replaced gets its state from its peers: for that no upload is waited for.
+        restart.waits_for_uploads = restart.full and bool(run.uploading_hosts(restart))
+        if restart.waits_for_uploads:
+            run.do(c.SetTimer(TimerName.UPLOAD, restart.key, at + run.settings.deadlines.upload_wait_s))
+        self._decide(restart, at)
+
+    def storage_changed(self, at: float) -> None:
+        """An upload or a commit is done: what waited for it goes on."""
+        for restart in list(self._run.restarts):
+            if restart.waits_for_uploads and not self._run.uploading_hosts(restart):
+                self.stop_waiting_for_uploads(restart, at)
+            else:
+                self.placing.go_on(restart, at)
+
+    def stop_waiting_for_uploads(self, restart: Restart, at: float) -> None:
+        restart.waits_for_uploads = False
+        self._run.do(c.CancelTimer(TimerName.UPLOAD, restart.key))
+        if restart.stage is Phase.WAITING:
+            self.placing.place(restart, at)  # which gives back the slices that were kept for it
+        else:
+            self.placing.go_on(restart, at)
+
+    # ------------------------------------------------------------------ deciding
+
+    def _decide(self, restart: Restart, at: float) -> None:
+        """The workers concerned are gone: charge the incident, then pause, place, or give up."""
+        run = self._run
+        pause = 0.0
+        if restart.incident is not None:
+            if not self._charge(restart.incident, at):
+                return
+            pause = self._backoff.next_pause(at)
+            self._tell_decision(restart, restart.incident.cause, pause, at)
+            self._ending.check_finished(at)
+            if run.over:
+                return
+        if pause > 0:
+            run.stage(restart, Phase.BACKOFF, at)
+            run.do(c.SetTimer(TimerName.BACKOFF, restart.key, at + pause))
+        else:
+            self.placing.place(restart, at)
+
+    def _charge(self, incident: Incident, at: float) -> bool:
+        """False: that was one too many, and the run ends."""
+        assert not incident.charged, "an incident is charged once"
+        cause = incident.cause
+        budget = BUDGET_OF[cause.kind]
+        if budget is None or not self._run.budgets.spend(budget):
+            self._ending.give_up(cause, tuple(incident.failures), at, budget)
+            return False
+        incident.charged = True
+        if cause.host is not None and not cause.echo and cause.kind in _BLAMES_HOST:
+            until = self._run.fleet.suspects.blame(cause.host, at)
+            if until is not None:
+                self._run.do(c.HostSetAside(at, cause.host, until))
+        return True
+
+    def _tell_decision(self, restart: Restart, cause: Failure, pause: float, at: float) -> None:
+        budget = BUDGET_OF[cause.kind]
+        assert budget is not None
+        budgets = self._run.budgets
+        groups = () if restart.full else tuple(sorted(restart.groups))
+        spent, limit = budgets.spent[budget], budgets.limits[budget]
+        self._run.do(c.RecoveryDecided(at, cause, budget.value, spent, limit, groups, pause))
+
+    # ------------------------------------------------------------------ starting
+
+    def _start(self, restart: Restart, at: float) -> None:
+        run = self._run
+        run.cancel_timers(restart)
+        for g in restart.groups:
+            run.discard_open(run.groups[g])
+        generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
+        restart.rung = restart.find_rung()
+        if restart.full:
+            restart.steps_lost = run.checkpoints.lost_since(restart.old_epoch, restart.old_furthest)
+            run.begin_epoch()
+        restart.ordered = restart.spawned = at
+        run.make_groups(restart.assignments, generations)
+        restart.groups = {a.group_id for a in restart.assignments}
+        run.fleet.release(run.fleet.held - run.used_by_others(restart) - restart.slices)
+        run.stage(restart, Phase.STARTING, at)
+        newest = run.checkpoints.newest
+        run.do(
+            c.StartWorkers(
+                run.epoch,
+                self._generations(restart),
+                restart.assignments,
+                newest.folder if newest else None,
+                restart.reason,
+            )
+        )
+        run.do(c.SetTimer(TimerName.START, restart.key, at + run.settings.deadlines.start_s))
+
+    def _generations(self, restart: Restart) -> tuple[tuple[int, int], ...]:
+        return tuple((g, self._run.groups[g].generation) for g in sorted(restart.groups))
+
+    def _starting(self, group: Group) -> Restart | None:
+        starting = (r for r in self._run.restarts if r.stage is Phase.STARTING)
+        return next((r for r in starting if group.number in r.groups), None)
+
+    def spawned(self, group: Group, rank: int, at: float) -> None:
+        restart = self._starting(group)
+        if restart is not None:
+            group.spawned.add(rank)
+            restart.spawned = at
+
+    def ready(self, group: Group, rank: int, at: float) -> bool:
+        """Whether that was the last worker of its start to be ready."""
+        run = self._run
+        restart = self._starting(group)
+        if restart is None:
+            return False
+        group.ready.add(rank)
+        if any(run.groups[g].ready != run.groups[g].ranks for g in restart.groups):
+            return False
+        run.cancel_timers(restart)
+        run.restarts.remove(restart)
+        run.trained = True
+        self._backoff.healthy(at)
+        restart.ready = at
+        run.stage(restart, Phase.RUNNING, at)
+        self._tell_start(restart, at)
+        if restart.rung is not Rung.FIRST_START:
+            self._awaiting_step.append(restart)
+            self.check_stepped(at)
+        return True
+
+    def _tell_start(self, restart: Restart, at: float) -> None:
+        first = restart.assignments[0]
+        newest = self._run.checkpoints.newest
+        self._run.do(
+            c.GroupStarted(
+                at,
+                self._run.epoch,
+                self._generations(restart),
+                first.world_size,
+                first.num_slices,
+                restart.rung,
+                restart.reason,
+                newest.folder if newest else None,
+            )
+        )
+
+    def stepped(self, group: Group, rank: int, restore_s: float, at: float) -> None:
+        """The rank has reported for the first time since it started, or returned."""
+        if rank in group.stepped:
+            return
+        group.stepped.add(rank)
+        for restart in self._awaiting_step:
+            if group.number in restart.groups:
+                restart.restore_s = max(restart.restore_s, restore_s)
+        self.check_stepped(at)
+
+    def check_stepped(self, at: float) -> None:
+        """Once every rank of a restart has reported, say what the recovery cost."""
+        groups = self._run.groups
+        for restart in list(self._awaiting_step):
+            if all(groups[g].stepped == groups[g].ranks for g in restart.groups):
+                self._awaiting_step.remove(restart)
+                self._run.do(restart.recovered(at, self._run.epoch))
+
+    def _forget_awaited(self, groups: set[int]) -> None:
+        """A recovery that fails before its first step is followed by another, which is what gets told."""
+        self._awaiting_step = [r for r in self._awaiting_step if not r.groups & groups]
+
+    # ------------------------------------------------------------------ time that is up
+
+    def kill_timed_out(self, restart: Restart, at: float) -> None:
+        for host in sorted(restart.stopping):
+            self.unresponsive(host, at)
+
+    def unresponsive(self, host: HostId, at: float) -> None:
+        """Its workers should be gone, and it doesn't say so: it counts as lost."""
+        run = self._run
+        run.fleet.lose(host)
+        places = (member for group in run.groups.values() for member in group.members.values())
+        name = next(member.slice for member in places if member.host == host)
+        failure = Failure(Kind.HOST_SILENT, at, "did not confirm the end of its workers", host=host)
+        self.host_lost(host, name, failure, at)
+
+    def prepare_timed_out(self, restart: Restart, at: float) -> None:
+        run = self._run
+        late = sorted(restart.hosts - run.fleet.prepared)
+        if not late:
+            return
+        limit = run.settings.deadlines.prepare_s
+        message = f"host {late[0]} not ready after {limit:g} s (Deadlines.prepare_s)"
+        for host in late:
+            run.fleet.forget(host)
+        self.place_failed(restart, Failure(Kind.START, at, message, host=late[0]), at)
+
+    def start_timed_out(self, restart: Restart, at: float) -> None:
+        run = self._run
+        late = sorted(rank for g in restart.groups for rank in run.groups[g].ranks - run.groups[g].ready)
+        place = next(a for a in restart.assignments if a.rank == late[0])
+        message = (
+            f"ranks {', '.join(map(str, late))} not ready {run.settings.deadlines.start_s:g} s "
+            "after the start (Deadlines.start_s)"
+        )
+        self.place_failed(restart, Failure(Kind.START, at, message, rank=late[0], host=place.host), at)
+
+
+def while_starting(failure: Failure) -> Failure:
+    """What fails before training begins spends the budget for starts, whatever it was."""
+    if failure.kind in (Kind.START, Kind.RESERVATION, Kind.PREEMPTED):
+        return failure
+    message = f"{failure.kind.value} before training began: {failure.message}"
+    return msgspec.structs.replace(failure, kind=Kind.START, message=message)
+
+
+def _why(failure: Failure) -> str:
+    if failure.rank is not None:
+        return f"rank {failure.rank}: {failure.message}"
+    return f"host {failure.host}: {failure.message}" if failure.host else failure.message

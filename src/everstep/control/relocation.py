@@ -1,0 +1,285 @@
+"""Moving workers that could train on: growing, and leaving slices that will be taken away.
+
+Both take the new place before they give up the old one. If that fails, training was never disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from everstep.control import commands as c
+from everstep.control.budgets import Backoff
+from everstep.control.commands import AskReason
+from everstep.control.events import TimerName
+from everstep.control.fleet import Fleet
+from everstep.control.group import Group
+from everstep.control.settings import Settings
+from everstep.topology.slices import HostId, SliceName
+
+Groups = Mapping[int, Group]
+
+
+class Standby:
+    """Slices taken while training goes on, for workers that will move there."""
+
+    def __init__(self, slices: frozenset[SliceName], hosts: frozenset[HostId]) -> None:
+        self.slices = slices
+        self.hosts = hosts
+        self.reserved = False
+
+
+class Relocation:
+    """Says when to move, and keeps the new place ready. Moving itself is a restart, and the controller's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        do: Callable[[c.AnyCommand], None],
+        next_key: Callable[[], int],
+    ) -> None:
+        self.settings = settings
+        self.fleet = fleet
+        self._standbys: dict[int, Standby] = {}
+        """By reservation. Notices that follow each other may need several."""
+        self.asked = AskReason.NONE
+        self._do = do
+        self._next_key = next_key
+        self._grow_from = 0.0
+        self._refuge_from = 0.0
+        self._backoff = Backoff(settings.deadlines)
+
+    # ------------------------------------------------------------------ looking at what is
+
+    def started(self, at: float) -> None:
+        """Workers have just started: they are left in peace for a while."""
+        self._grow_from = max(self._grow_from, at + self.settings.resize_interval_s)
+
+    def leaving(self, groups: Groups) -> set[SliceName]:
+        """Slices that workers train in and that will be taken away."""
+        fleet = self.fleet
+        live = {h.slice for h in fleet.hosts.values() if h.alive}
+        return {
+            name
+            for name in fleet.noticed.keys() & live
+            if any(group.trains_in(name) for group in groups.values())
+        }
+
+    def reconsider(
+        self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
+    ) -> None:
+        """The run trains. Is there a better place, and can it be had?
+
+        ``restarting``: groups that are being replaced; ``taken``: slices that are kept for them.
+        """
+        if self.leaving(groups):
+            self._ask(AskReason.PREEMPTION)
+            refuge = self._refuge(groups, restarting, taken, at)
+            if refuge is not None:
+                self._take(refuge[1] - self.fleet.held, self._refuge_from, at)
+            return
+        if self.asked is AskReason.PREEMPTION:
+            self._ask(AskReason.NONE)
+        if not restarting:
+            self._consider_growth(groups, at)
+
+    def _consider_growth(self, groups: Groups, at: float) -> None:
+        larger = self._larger(groups, at)
+        if larger is None:
+            if self._standbys or self.asked is AskReason.RESIZE:
+                self._drop(list(self._standbys), at)
+        elif self._standbys:
+            self.check_ready()
+        elif larger - self.fleet.held:
+            self._take(larger - self.fleet.held, self._grow_from, at)
+        elif at < self._grow_from:
+            self._do(c.SetTimer(TimerName.GROW, 0, self._grow_from))
+        else:  # the slices that we hold have room for more
+            self._ask(AskReason.RESIZE)
+
+    def _larger(self, groups: Groups, at: float) -> frozenset[SliceName] | None:
+        current = sum(len(group.ranks) for group in groups.values())
+        if current >= self.settings.workers_max:
+            return None
+        found = self.fleet.place_all(at)
+        return found.slice_names if found is not None and found.world_size > current else None
+
+    def resize_now(self, groups: Groups, at: float) -> bool:
+        """A checkpoint was committed: is this the boundary at which to change over?"""
+        if self.asked is not AskReason.RESIZE:
+            return False
+        larger = self._larger(groups, at)
+        if larger is not None and larger <= self.fleet.held:
+            return True
+        self._drop(list(self._standbys), at)
+        return False
+
+    # ------------------------------------------------------------------ the new place
+
+    @property
+    def kept(self) -> frozenset[SliceName]:
+        """Slices that are taken, or asked for, while training goes on."""
+        return frozenset(name for standby in self._standbys.values() for name in standby.slices)
+
+    def is_for_standby(self, reservation: int) -> bool:
+        return reservation in self._standbys
+
+    def _take(self, slices: frozenset[SliceName], not_before: float, at: float) -> None:
+        wanted = slices - self.kept
+        if not wanted:
+            return
+        if at < not_before:
+            self._do(c.SetTimer(TimerName.GROW, 0, not_before))
+            return
+        hosts = frozenset(h.id for h in self.fleet.hosts.values() if h.slice in wanted and h.alive)
+        reservation = self._next_key()
+        self._standbys[reservation] = Standby(wanted, hosts)
+        self.fleet.reserve(reservation, wanted, at)
+
+    def granted(self, reservation: int, at: float) -> None:
+        standby = self._standbys[reservation]
+        if self.fleet.granted(reservation):
+            standby.reserved = True
+            self.fleet.prepare(standby.hosts)
+            limit = at + self.settings.deadlines.prepare_s
+            self._do(c.SetTimer(TimerName.PREPARE, reservation, limit))
+            self.check_ready()
+
+    def _is_ready(self) -> bool:
+        return all(s.reserved and s.hosts <= self.fleet.prepared for s in self._standbys.values())
+
+    def check_ready(self) -> None:
+        if not self._standbys or not self._is_ready():
+            return
+        for reservation in self._standbys:
+            self._do(c.CancelTimer(TimerName.PREPARE, reservation))
+        if self.asked is AskReason.NONE:
+            self._ask(AskReason.RESIZE)
+
+    def failed(self, reservation: int, at: float) -> None:
+        """It was refused, or a time limit has passed."""
+        self._drop([reservation], at)
+
+    def host_failed(self, host: HostId, at: float) -> None:
+        concerned = [number for number, standby in self._standbys.items() if host in standby.hosts]
+        if concerned:
+            self._drop(concerned, at)
+
+    def _drop(self, reservations: Collection[int], at: float) -> None:
+        """It did not work out. Another try comes after a pause."""
+        limits = self.settings.deadlines
+        self._refuge_from = at + max(limits.backoff_first_s, self._backoff.next_pause(at))
+        self._grow_from = at + self.settings.resize_interval_s
+        for reservation in reservations:
+            standby = self._standbys.pop(reservation)
+            self._forget(reservation)
+            self.fleet.release(standby.slices)
+        urgent = self.asked is AskReason.PREEMPTION
+        if not urgent:
+            self._ask(AskReason.NONE)
+        self._do(c.SetTimer(TimerName.GROW, 0, self._refuge_from if urgent else self._grow_from))
+
+    def absorb(self) -> None:
+        """Workers restart: what was taken can be part of that; what was only asked for is not waited for."""
+        for reservation in self._standbys:
+            self._forget(reservation)
+        self._standbys.clear()
+        if self.asked is AskReason.RESIZE:
+            self._ask(AskReason.NONE)
+
+    def _forget(self, reservation: int) -> None:
+        self.fleet.withdraw(reservation)
+        self._do(c.CancelTimer(TimerName.PREPARE, reservation))
+
+    def _ask(self, reason: AskReason) -> None:
+        if self.asked is not reason:
+            self.asked = reason
+            self._do(c.AskCheckpoint(reason))
+
+    def ask_for_the_end(self) -> None:
+        self._ask(AskReason.STOP)
+
+    def ask_nothing(self) -> None:
+        self._ask(AskReason.NONE)
+
+    # ------------------------------------------------------------------ notices
+
+    def noticed(self, name: SliceName, deadline: float, at: float) -> None:
+        """One host of a slice noticed means the whole slice; the earliest deadline counts."""
+        known = self.fleet.noticed.get(name)
+        if known is None or deadline < known:
+            self.fleet.notice(name, deadline)
+            self._do(c.PreemptionSeen(at, name, deadline))
+            self._set_alarm(at)
+
+    def cancelled(self, name: SliceName, at: float) -> bool:
+        if self.fleet.noticed.pop(name, None) is None:
+            return False
+        self._do(c.PreemptionSeen(at, name, None))
+        self._set_alarm(at)
+        return True
+
+    def alarm(self, at: float) -> None:
+        """Notices whose time is long over were not meant: the host lives."""
+        for name, deadline in list(self.fleet.noticed.items()):
+            if at >= deadline + self.settings.deadlines.notice_s:
+                self.cancelled(name, at)
+        self._set_alarm(at)
+
+    def _set_alarm(self, at: float) -> None:
+        """For the next time at which a notice means something else than now."""
+        moments = [
+            moment
+            for deadline in self.fleet.noticed.values()
+            for moment in (
+                deadline - self.settings.migrate_margin_s,
+                deadline + self.settings.deadlines.notice_s,
+            )
+            if moment > at
+        ]
+        if moments:
+            self._do(c.SetTimer(TimerName.MIGRATE, 0, min(moments)))
+        else:
+            self._do(c.CancelTimer(TimerName.MIGRATE, 0))
+
+    def leave_now(
+        self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
+    ) -> set[int]:
+        """The groups that move now, because their slice will be gone soon and a place for them is kept.
+
+        They leave late, not at once: notices that follow each other then lead to one restart. Once the
+        deadline has passed, nobody leaves: the slice dies now, or it was never meant.
+        """
+        margin = self.settings.migrate_margin_s
+        deadlines = [self.fleet.noticed[name] for name in self.leaving(groups)]
+        if not any(deadline - margin <= at < deadline for deadline in deadlines):
+            return set()
+        if not self._is_ready():
+            return set()
+        refuge = self._refuge(groups, restarting, taken, at)
+        if refuge is None or not refuge[1] <= self.fleet.held:
+            return set()  # nowhere to go: train on for as long as it lasts
+        return refuge[0]
+
+    def _refuge(
+        self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
+    ) -> tuple[set[int], frozenset[SliceName]] | None:
+        """Which groups would leave, and for which slices."""
+        leaving = self.leaving(groups)
+        going = {g.number for g in groups.values() if g.slices() & leaving and not g.finished} - set(
+            restarting
+        )
+        staying = [g for g in groups.values() if g.number not in going and g.number not in restarting]
+        if not going:
+            return None
+        if self.settings.group_size is not None and any(not g.finished for g in staying):
+            everyone = [a for g in groups.values() for a in g.members.values()]
+            moving = [a for g in sorted(going) for a in groups[g].members.values()]
+            others = {name for g in staying for name in g.slices()} | set(taken)
+            places = self.fleet.place_again(moving, everyone, others, at)
+            slices = frozenset(a.slice for a in places)
+            return (going, slices) if places and not slices & leaving else None
+        if restarting:
+            return None  # they come first
+        placement = self.fleet.place_all(at, staying_only=True)
+        return (going, placement.slice_names) if placement is not None else None

@@ -1,0 +1,142 @@
+"""The ranks' k-th reports, merged into checkpoints that can be committed.
+
+A report is not a barrier: ranks come to k at different times. Checkpoint k of a group is complete when
+every rank of the group has either brought its part of k, or passed k without one, or returned. Metrics
+don't pass through here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One rank's share of a checkpoint, already in storage."""
+
+    index: int
+    """k: the how-many-th report of this rank in this epoch, from 1."""
+    folder: str
+    """The checkpoint's folder, relative to the run's."""
+    record: bytes = b""
+    """The part record (files, sizes, digests), opaque here."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A checkpoint of which every part is there."""
+
+    index: int
+    folder: str
+    parts: tuple[tuple[int, Part], ...]
+    """(rank, part), by rank."""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """Checkpoints to which nobody will add anything any more."""
+
+    ready: tuple[Ready, ...] = ()
+    garbage: tuple[str, ...] = ()
+    """Folders of those that lack a part for good."""
+
+
+class ReportBook:
+    """Reports of one incarnation of one group: what each rank brought, and what is still missing."""
+
+    def __init__(self, ranks: frozenset[int], after: int = 0) -> None:
+        """``after``: what was reported up to here has been dealt with, by an earlier driver."""
+        self._ranks = ranks
+        self._after = after
+        self._upto = dict.fromkeys(ranks, 0)
+        self._returned: set[int] = set()
+        self._owed: dict[int, set[int]] = {rank: set() for rank in ranks}
+        """Indices whose part a rank has announced and not brought yet."""
+        self._pending: dict[int, dict[int, Part]] = {}
+        self._spoilt: set[int] = set()
+
+    @property
+    def furthest(self) -> int:
+        """The highest report index of any rank."""
+        return max(self._upto.values(), default=0)
+
+    @property
+    def everyone(self) -> int:
+        """The report index that every rank has reached."""
+        return min(self._upto.values(), default=0)
+
+    @property
+    def open_folders(self) -> dict[int, str]:
+        """Checkpoints that have a part and can't be committed yet, by index."""
+        return {k: _folder(parts) for k, parts in sorted(self._pending.items())}
+
+    def missing(self, index: int) -> list[int]:
+        """The ranks that checkpoint ``index`` waits for."""
+        return sorted(rank for rank in self._ranks if not self._settled(rank, index))
+
+    def uploading(self) -> frozenset[int]:
+        """Ranks whose upload alone stands between a checkpoint and its commit: it needs no process."""
+        return frozenset(
+            rank
+            for rank, owed in self._owed.items()
+            for index in owed
+            if index not in self._spoilt
+            and all(self._settled(r, index) or index in self._owed[r] for r in self._ranks)
+        )
+
+    def reported(self, rank: int, upto: int, owed: tuple[int, ...], parts: tuple[Part, ...]) -> Settled:
+        """Rank has reported up to ``upto``; ``parts`` are in storage, and those in ``owed`` on their way
+        there.
+        """
+        assert rank in self._ranks, f"rank {rank} is not in this group"
+        before = max(self._upto[rank], self._after)
+        self._upto[rank] = max(self._upto[rank], upto)
+        brought = [part for part in parts if part.index > before or part.index in self._owed[rank]]
+        # What was brought before, or is told twice, adds nothing.
+        self._owed[rank].update(index for index in owed if index > before)
+        for part in brought:
+            self._owed[rank].discard(part.index)
+            self._pending.setdefault(part.index, {})[rank] = part
+        return self._collect()
+
+    def upload_failed(self, rank: int, index: int) -> Settled:
+        """A part will never come: its checkpoint can't be committed."""
+        if index <= self._after:
+            return Settled()
+        if index in self._owed[rank] or index > self._upto[rank]:
+            self._owed[rank].discard(index)
+            self._spoilt.add(index)
+        return self._collect()
+
+    def returned(self, rank: int) -> Settled:
+        """The rank's function returned: it has nothing to add but what it owes."""
+        self._returned.add(rank)
+        return self._collect()
+
+    def host_lost(self, ranks: frozenset[int]) -> Settled:
+        """What these ranks owe will never come."""
+        for rank in ranks & self._ranks:
+            self._spoilt |= self._owed[rank]
+            self._owed[rank].clear()
+        return self._collect()
+
+    def _settled(self, rank: int, index: int) -> bool:
+        if index in self._owed[rank]:
+            return False
+        return self._upto[rank] >= index or rank in self._returned
+
+    def _collect(self) -> Settled:
+        ready, garbage = [], []
+        for index in sorted(self._pending.keys() | self._spoilt):
+            if not all(self._settled(rank, index) for rank in self._ranks):
+                continue
+            parts = self._pending.pop(index, {})
+            if index in self._spoilt:
+                self._spoilt.discard(index)
+                garbage += [_folder(parts)] if parts else []
+            else:
+                ready.append(
+                    Ready(index, _folder(parts), tuple(sorted(parts.items(), key=lambda item: item[0])))
+                )
+        return Settled(tuple(ready), tuple(garbage))
+
+
+def _folder(parts: dict[int, Part]) -> str:
+    return next(iter(parts.values())).folder

@@ -1,0 +1,164 @@
+"""The state of a run that all parts of the brain share, and the way out for their commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everstep.control import commands as c
+from everstep.control.budgets import Budgets
+from everstep.control.checkpoints import Checkpoints
+from everstep.control.events import CheckpointRef, TimerName, WorkerEvent
+from everstep.control.failures import Budget
+from everstep.control.fleet import Fleet
+from everstep.control.group import Group
+from everstep.control.placement import Assignment
+from everstep.control.relocation import Relocation
+from everstep.control.reports import Settled
+from everstep.control.restart import Restart
+from everstep.control.settings import Settings
+from everstep.control.table import TRANSITIONS, Phase
+from everstep.topology.slices import HostId, SliceName
+
+_RESTART_TIMERS = (
+    TimerName.SETTLE,
+    TimerName.KILL,
+    TimerName.BACKOFF,
+    TimerName.PREPARE,
+    TimerName.UPLOAD,
+    TimerName.START,
+    TimerName.SAY_SHORTAGE,
+)
+
+
+class Run:
+    """Phase, epoch, groups, and the restarts that are under way."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.phase = Phase.NEW
+        self.epoch = 0
+        self.groups: dict[int, Group] = {}
+        self.restarts: list[Restart] = []
+        self.out: list[c.AnyCommand] = []
+        """The commands of the event at hand."""
+        self.trained = False
+        """Workers of this run have got to train, so that the function can be loaded."""
+        self.budgets = Budgets(
+            {
+                Budget.FAILURES: settings.max_failures,
+                Budget.STARTUP: settings.controller_failure_limit,
+                Budget.PREEMPTION: settings.max_preemption_failures,
+            }
+        )
+        self.checkpoints = Checkpoints()
+        self.fleet = Fleet(settings, self.do)
+        self.relocation = Relocation(settings, self.fleet, self.do, self.next_key)
+        self._group_of: dict[int, int] = {}
+        self._last_key = 0
+
+    def do(self, command: c.AnyCommand) -> None:
+        self.out.append(command)
+
+    def next_key(self) -> int:
+        """For a restart or a reservation. Never 0, which is the run's own."""
+        self._last_key += 1
+        return self._last_key
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (Phase.ENDING, Phase.ENDED)
+
+    def set_phase(self, phase: Phase, at: float) -> None:
+        if phase is not self.phase:
+            assert (self.phase, phase) in TRANSITIONS, f"{self.phase} → {phase} is not in the table"
+            self.phase = phase
+            self.do(c.PhaseChanged(at, phase.value, self.epoch))
+
+    # ------------------------------------------------------------------ groups
+
+    def make_groups(self, assignments: Sequence[Assignment], generations: dict[int, int]) -> None:
+        members: dict[int, list[Assignment]] = {}
+        for assignment in assignments:
+            members.setdefault(assignment.group_id, []).append(assignment)
+        for number, found in members.items():
+            generation = generations.get(number, 0)
+            known = self.checkpoints.highest(self.epoch, number, generation)
+            self.groups[number] = Group(number, generation, found, known)
+            self._group_of.update((a.rank, number) for a in found)
+
+    def begin_epoch(self) -> None:
+        self.epoch += 1
+        self.groups.clear()
+        self._group_of.clear()
+
+    def group_of(self, rank: int) -> Group | None:
+        return self.groups.get(self._group_of.get(rank, -1))
+
+    def current(self, event: WorkerEvent) -> Group | None:
+        """The group that this event is about, if it is about its present incarnation."""
+        group = self.group_of(event.rank) if event.epoch == self.epoch else None
+        return group if group is not None and group.generation == event.generation else None
+
+    def settle(self, group: Group, settled: Settled) -> None:
+        """Commit what is complete, throw away what never will be."""
+        for checkpoint in settled.ready:
+            ref = CheckpointRef(
+                checkpoint.folder, self.epoch, checkpoint.index, group.number, group.generation
+            )
+            self.checkpoints.begin(ref)
+            self.do(c.CommitCheckpoint(self.epoch, group.number, group.generation, checkpoint))
+        for folder in settled.garbage:
+            self.do(c.DiscardCheckpoint(folder))
+
+    def discard_open(self, group: Group) -> None:
+        """What its dead ranks began and can't finish is garbage."""
+        for folder in group.book.open_folders.values():
+            self.do(c.DiscardCheckpoint(folder))
+
+    def uploading(self, group: Group) -> frozenset[HostId]:
+        """The hosts whose uploads alone stand between a checkpoint of this group and its commit."""
+        return frozenset(group.members[rank].host for rank in group.book.uploading())
+
+    # ------------------------------------------------------------------ restarts
+
+    def stage(self, restart: Restart, stage: Phase, at: float) -> None:
+        if stage is not restart.stage:
+            restart.enter(stage, at)
+            if restart.full:
+                self.set_phase(stage, at)
+
+    def withdraw(self, restart: Restart) -> None:
+        """Give back what this restart has asked for and not got."""
+        self.fleet.withdraw(restart.reservation)
+        restart.reservation = None
+
+    def cancel_timers(self, restart: Restart) -> None:
+        for timer in _RESTART_TIMERS:
+            self.do(c.CancelTimer(timer, restart.key))
+
+    def abandon(self, restart: Restart) -> None:
+        self.cancel_timers(restart)
+        self.withdraw(restart)
+        self.restarts.remove(restart)
+
+    def uploading_hosts(self, restart: Restart) -> frozenset[HostId]:
+        return frozenset(host for g in restart.groups for host in self.uploading(self.groups[g]))
+
+    def used_by_others(self, restart: Restart) -> set[SliceName]:
+        """Slices that other groups train in, or that are kept for somebody."""
+        used = {name for g in self.groups.values() if g.number not in restart.groups for name in g.slices()}
+        used |= {name for other in self.restarts if other is not restart for name in other.slices}
+        return used | self.relocation.kept
+
+    # ------------------------------------------------------------------ what is always true
+
+    def assert_invariants(self) -> None:
+        full = [restart for restart in self.restarts if restart.full]
+        if full:
+            assert len(self.restarts) == 1, "a full restart stands alone"
+            assert full[0].stage is self.phase, "a full restart and the run are in one phase"
+        covered = [g for restart in self.restarts for g in restart.groups]
+        assert len(covered) == len(set(covered)), "a group is in two restarts"
+        for restart in self.restarts:
+            if restart.stage is Phase.STARTING:
+                assert restart.slices <= self.fleet.held, "workers start on reserved slices only"

@@ -1,0 +1,24 @@
+"""What the user asked for, as the brain needs it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.control.deadlines import Deadlines
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    workers_min: int
+    workers_max: int
+    group_size: int | None = None
+    """Workers in a replica group; None: replicas are not independent, and all restart together."""
+    max_failures: int = 0
+    controller_failure_limit: int = -1
+    max_preemption_failures: int = -1
+    spread: bool = False
+    resize_interval_s: float = 60.0
+    migrate_margin_s: float = 10.0
+    """How long before a preemption's deadline the workers leave the slice."""
+    group_attempts: int = 3
+    """Failed starts of a replacement before everything restarts instead."""
+    deadlines: Deadlines = Deadlines()

@@ -1,0 +1,86 @@
+"""The phases of a run, and of a restart, as a table. The docs' diagram is drawn from it.
+
+A restart takes some replica groups, or all workers, from wherever they are back to training. Restarting
+everything moves the run itself through these phases; restarting some groups moves only them, while the run
+stays RUNNING.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Phase(enum.StrEnum):
+    NEW = "new"
+    SETTLING = "settling"
+    STOPPING = "stopping"
+    BACKOFF = "backoff"
+    WAITING = "waiting"
+    PLACING = "placing"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+P = Phase
+
+TRANSITIONS: dict[tuple[Phase, Phase], str] = {
+    (P.NEW, P.PLACING): "the run is opened",
+    (P.NEW, P.WAITING): "opened, too little capacity",
+    (P.NEW, P.RUNNING): "an earlier driver's workers are adopted",
+    (P.RUNNING, P.SETTLING): "a failure that looks like an echo",
+    (P.RUNNING, P.STOPPING): "a failure, a resize, a preemption",
+    (P.SETTLING, P.STOPPING): "the cause shows, or time is up",
+    (P.STOPPING, P.BACKOFF): "workers gone, not the first recovery in a row",
+    (P.STOPPING, P.PLACING): "workers gone",
+    (P.STOPPING, P.WAITING): "workers gone, too little capacity",
+    (P.BACKOFF, P.PLACING): "paused long enough",
+    (P.BACKOFF, P.WAITING): "paused long enough, too little capacity",
+    (P.WAITING, P.PLACING): "enough whole slices are free",
+    (P.PLACING, P.WAITING): "what was planned is gone, too little is left",
+    (P.PLACING, P.BACKOFF): "a reservation or a host's preparation failed",
+    (P.PLACING, P.STARTING): "every host is reserved and ready",
+    (P.STARTING, P.STOPPING): "a worker failed before all were ready",
+    (P.STARTING, P.RUNNING): "every worker is ready",
+    (P.RUNNING, P.ENDING): "every rank returned, or the user stops",
+    (P.SETTLING, P.ENDING): "the user stops",
+    (P.STOPPING, P.ENDING): "a budget is spent, or the user stops",
+    (P.BACKOFF, P.ENDING): "the user stops",
+    (P.WAITING, P.ENDING): "the user stops",
+    (P.PLACING, P.ENDING): "can't be retried, or the user stops",
+    (P.STARTING, P.ENDING): "can't be retried, or the user stops",
+    (P.NEW, P.ENDING): "the user stops",
+    (P.ENDING, P.ENDED): "workers gone, reservations given back",
+}
+"""Every change of phase that is allowed, and when it happens. Losing the lease ends a run from anywhere."""
+
+
+def mermaid() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> new"]
+    lines += [f"    {a.value} --> {b.value}: {why}" for (a, b), why in TRANSITIONS.items()]
+    return "\n".join([*lines, "    ended --> [*]"]) + "\n"
+
+
+def page() -> str:
+    """The docs' page about the phases."""
+    rows = "".join(f"| {a.value} | {b.value} | {why} |\n" for (a, b), why in TRANSITIONS.items())
+    return f"""# The phases of a run
+
+<!-- Made from src/everstep/control/table.py: python -m everstep.control.table > docs/state-machine.md -->
+
+A restart takes some replica groups, or all workers, from wherever they are back to training. Restarting
+everything moves the run itself through these phases; restarting some groups moves only them, while the run
+stays `running`. Losing the lease ends a run from anywhere.
+
+```mermaid
+{mermaid()}```
+
+| from | to | when |
+| --- | --- | --- |
+{rows}"""
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,1 @@
+"""Hosts, workers and faults in virtual time."""

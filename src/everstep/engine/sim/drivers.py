@@ -1,0 +1,201 @@
+"""The drivers of a simulated run, one after the other: each has a brain, timers, and what the journal tells
+the next.
+
+A driver keeps no opinion: events go to its brain, and the brain's commands go to the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from everstep.control import commands as c, events as e
+from everstep.control.controller import Controller
+from everstep.control.failures import Budget
+from everstep.control.placement import Assignment
+from everstep.control.table import Phase
+from everstep.engine.sim.clock import Clock
+from everstep.engine.sim.machines import Life, Worker
+from everstep.engine.sim.story import Story
+from everstep.engine.sim.world import World
+
+Watch = Callable[[e.AnyEvent, list[c.AnyCommand]], None]
+
+
+class Drivers:
+    def __init__(self, clock: Clock, world: World, story: Story, watch: Watch) -> None:
+        self.clock = clock
+        self.world = world
+        self.story = story
+        self.brain = Controller(world.scenario.settings)
+        self.outcome: c.EndRun | None = None
+        self.started: list[c.StartWorkers] = []
+        """Every start, in order: what agents know of the run's workers."""
+        self.entered: Callable[[Phase], None] = lambda phase: None
+        """Told of every phase that the run gets into."""
+        self._watch = watch
+        self._timers: dict[tuple[e.TimerName, int], int] = {}
+        self._timers_set = 0
+        self._last_epoch = 0
+        self._spent: dict[Budget, int] = {}
+        self._absent = False
+        world.tell = self.tell
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome is not None
+
+    def open(self) -> None:
+        self.world.driver += 1
+        self.entered(Phase.NEW)
+        self.clock.after(0.0, self._open)
+
+    def _open(self) -> None:
+        self.tell(e.CapacityChanged(at=self.clock.now, hosts=self.world.view()))
+        self.tell(e.RunOpened(at=self.clock.now))
+
+    def tell(self, event: e.AnyEvent) -> None:
+        """Pass an event to the brain, and carry out what it wants."""
+        if self._absent:
+            return
+        self.story.tell(self.clock.now, "→", event)
+        commands = self.brain.handle(event)
+        for command in commands:
+            self.story.tell(self.clock.now, "←", command)
+            self._do(command)
+        self._watch(event, commands)
+
+    def _do(self, command: c.AnyCommand) -> None:
+        world = self.world
+        match command:
+            case c.SetTimer():
+                self._set_timer(command)
+            case c.CancelTimer():
+                self._timers.pop((command.timer, command.key), None)
+            case c.Reserve():
+                world.reserve(command)
+            case c.Release():
+                world.release(command)
+            case c.PrepareHost():
+                host = world.hosts[command.host]
+                world.to_host(host, partial(world.prepare, host))
+            case c.RetireHost():
+                world.retire(command)
+            case c.StartWorkers():
+                self.started.append(command)
+                world.processes.start(command)
+            case c.StopWorkers():
+                world.processes.stop(command)
+            case c.AskCheckpoint():
+                world.asked = command.reason
+            case c.CommitCheckpoint():
+                world.storage.commit(command)
+            case c.DiscardCheckpoint():
+                world.storage.discard(command)
+            case c.EndRun():
+                self.outcome = command
+            case c.PhaseChanged():
+                self._last_epoch = max(self._last_epoch, command.epoch)
+                self.entered(Phase(command.phase))
+            case c.RecoveryDecided():
+                self._spent[Budget(command.budget)] = command.spent
+            case _:
+                pass  # a request or a record that changes nothing here
+
+    def _set_timer(self, command: c.SetTimer) -> None:
+        self._timers_set += 1
+        number = self._timers_set
+        name = (command.timer, command.key)
+        self._timers[name] = number
+        self.clock.at(command.at, partial(self._fire, name, number))
+
+    def _fire(self, name: tuple[e.TimerName, int], number: int) -> None:
+        if self._timers.get(name) == number:
+            del self._timers[name]
+            self.tell(e.TimerFired(at=self.clock.now, timer=name[0], key=name[1]))
+
+    # ------------------------------------------------------------------ take-over
+
+    def die(self, absence: float, fenced_later: bool) -> None:
+        """The driver is gone, or paused for so long that another one has taken its place when it wakes."""
+        if self._absent or self.ended:
+            return
+        old = self.brain
+        self._absent = True
+        self.world.driver += 1
+        self._timers.clear()
+        for reservation in list(self.world.reservations.values()):
+            # What nobody waits for any more is withdrawn with its driver.
+            if reservation.waiting:
+                self.world.release(c.Release(reservation.slices))
+        self.clock.after(absence, self._take_over)
+        if fenced_later:
+            self.clock.after(absence + 1.0, partial(self._fence, old))
+
+    def _fence(self, old: Controller) -> None:
+        said = old.handle(e.LeaseLost(at=self.clock.now, holder="a later driver"))
+        assert all(isinstance(command, c.EndRun) and command.outcome is c.Outcome.FENCED for command in said)
+        late: list[e.AnyEvent] = [
+            e.CapacityChanged(at=self.clock.now, hosts=self.world.view()),
+            e.TimerFired(at=self.clock.now, timer=e.TimerName.BACKOFF, key=2),
+            e.StopRequested(at=self.clock.now, kind=e.StopKind.USER),
+        ]
+        assert not any(old.handle(event) for event in late), "a fenced driver changes nothing"
+
+    def _take_over(self) -> None:
+        self.world.driver += 1
+        adopted = self._adoptable()
+        kept = {a.slice for a in adopted.assignments} if adopted else set()
+        for s in self.world.slices.values():
+            if s.holder == "us" and s.name not in kept:
+                self.world.release(c.Release((s.name,)))
+        self.world.reservations.clear()
+        self.brain = Controller(self.world.scenario.settings)
+        self._absent = False
+        self.tell(e.CapacityChanged(at=self.clock.now, hosts=self.world.view()))
+        self.tell(
+            e.RunOpened(
+                at=self.clock.now,
+                last_epoch=self._last_epoch,
+                checkpoints=tuple(self.world.storage.committed),
+                spent=tuple(self._spent.items()),
+                adopted=adopted,
+            )
+        )
+        self.world.repeat_notices()
+        if adopted is not None:
+            self._say_again(adopted)
+
+    def _adoptable(self) -> e.Adopted | None:
+        """The workers of the newest epoch, if every one of them is there and trains or has returned."""
+        if not self.started or self.started[-1].epoch != self._last_epoch:
+            return None
+        places: dict[int, Assignment] = {}
+        generations: dict[int, int] = {}
+        for start in self.started:
+            if start.epoch == self._last_epoch:
+                places.update((a.rank, a) for a in start.assignments)
+                generations.update(start.generations)
+        for place in places.values():
+            host = self.world.hosts[place.host]
+            worker = self._worker(place, generations[place.group_id])
+            fine = host.listed and host.template and not host.frozen and not host.stuck
+            if not fine or worker is None or worker.stuck:
+                return None
+            if worker.life not in (Life.TRAINING, Life.RETURNED):
+                return None
+        found = tuple(places[rank] for rank in sorted(places))
+        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())))
+
+    def _worker(self, place: Assignment, generation: int) -> Worker | None:
+        for worker in self.world.hosts[place.host].workers:
+            if (worker.epoch, worker.rank, worker.generation) == (self._last_epoch, place.rank, generation):
+                return worker
+        return None
+
+    def _say_again(self, adopted: e.Adopted) -> None:
+        generations = dict(adopted.generations)
+        for place in adopted.assignments:
+            worker = self._worker(place, generations[place.group_id])
+            assert worker is not None
+            self.world.processes.say_again(self.world.hosts[place.host], worker)

@@ -1,0 +1,141 @@
+"""What the modelled world consists of: slices, hosts, and the processes on them. Only what they are, not
+what happens.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import msgspec
+
+from everstep.control import events as e
+from everstep.control.failures import Failure
+from everstep.control.placement import Assignment
+from everstep.control.reports import Part
+from everstep.engine.sim.clock import Channel, Clock
+from everstep.topology.slices import HostId, SliceName
+
+GroupKey = tuple[int, int, int]
+"""(epoch, group, generation)."""
+
+
+class Life(enum.StrEnum):
+    SPAWNING = "spawning"
+    JOINING = "joining"
+    TRAINING = "training"
+    RETURNED = "returned"
+    DEAD = "dead"
+
+
+class Worker:
+    """A process with a rank. It reports once a step; the group's tick moves it."""
+
+    def __init__(self, place: Assignment, epoch: int, generation: int, step: int) -> None:
+        self.place = place
+        self.epoch = epoch
+        self.generation = generation
+        self.life = Life.SPAWNING
+        self.step = step
+        self.reports = 0
+        self.owed: set[int] = set()
+        self.unacknowledged: dict[int, Part] = {}
+        """Parts of whose commit or end it has not been told."""
+        self.spoilt: set[int] = set()
+        self.stuck = False
+        """In a collective whose peers are gone."""
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def key(self) -> GroupKey:
+        return (self.epoch, self.place.group_id, self.generation)
+
+    @property
+    def running(self) -> bool:
+        return self.life in (Life.SPAWNING, Life.JOINING, Life.TRAINING)
+
+    # What it says. The time is stamped on delivery.
+
+    def spawned(self) -> e.WorkerSpawned:
+        return e.WorkerSpawned(at=0.0, epoch=self.epoch, generation=self.generation, rank=self.rank, pid=1)
+
+    def ready(self) -> e.WorkerReady:
+        return e.WorkerReady(at=0.0, epoch=self.epoch, generation=self.generation, rank=self.rank)
+
+    def returned(self) -> e.WorkerReturned:
+        return e.WorkerReturned(at=0.0, epoch=self.epoch, generation=self.generation, rank=self.rank)
+
+    def failed(self, failure: Failure) -> e.WorkerFailed:
+        return e.WorkerFailed(
+            at=0.0, epoch=self.epoch, generation=self.generation, rank=self.rank, failure=failure
+        )
+
+    def upload_failed(self, index: int) -> e.UploadFailed:
+        return e.UploadFailed(
+            at=0.0,
+            epoch=self.epoch,
+            generation=self.generation,
+            rank=self.rank,
+            index=index,
+            reason="stalled",
+        )
+
+    def reported(self, upto: int, owed: tuple[int, ...] = (), parts: tuple[Part, ...] = ()) -> e.Reported:
+        return e.Reported(
+            at=0.0,
+            epoch=self.epoch,
+            generation=self.generation,
+            rank=self.rank,
+            upto=upto,
+            owed=owed,
+            parts=parts,
+        )
+
+
+class Host:
+    def __init__(self, name: HostId, slice_: Slice, index: int, slots: int, clock: Clock) -> None:
+        self.id = name
+        self.slice = slice_
+        self.index = index
+        self.slots = slots
+        self.alive = True
+        self.frozen = False
+        self.stuck = False
+        """It can't end its workers: they hang in the kernel."""
+        self.lost = False
+        """The engine counts it as lost."""
+        self.agent = False
+        self.template = False
+        self.attempt = 0
+        """Counts preparations, so that an old one's outcome is known as such."""
+        self.workers: list[Worker] = []
+        self.up = Channel(clock)
+        self.down = Channel(clock)
+        self.held_back: list[Callable[[], None]] = []
+        """What reaches a frozen host, or would leave it, waits until it thaws."""
+
+    @property
+    def listed(self) -> bool:
+        return self.alive and not self.lost
+
+
+class Slice:
+    def __init__(self, name: SliceName) -> None:
+        self.name = name
+        self.hosts: list[Host] = []
+        self.holder: str | None = None
+        """``us``, ``other``, ``cleaning`` (given back, not yet empty), or nobody."""
+        self.present = True
+
+    @property
+    def whole(self) -> bool:
+        return self.present and all(host.listed for host in self.hosts)
+
+
+class Reservation(msgspec.Struct):
+    id: int
+    slices: tuple[SliceName, ...]
+    waiting: bool = True

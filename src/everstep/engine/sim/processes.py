@@ -1,0 +1,231 @@
+"""What workers do in the modelled world: start, meet, step, save, fail, break each other, and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from everstep.control import commands as c, events as e
+from everstep.control.commands import AskReason
+from everstep.control.failures import Failure, Kind
+from everstep.control.reports import Part
+from everstep.engine.sim.machines import GroupKey, Host, Life, Worker
+
+if TYPE_CHECKING:
+    from everstep.engine.sim.world import World
+
+
+class Processes:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.watch: Callable[[Host], None] = lambda host: None
+        """Told of every host on which a process begins."""
+
+    def members(self, key: GroupKey) -> list[tuple[Host, Worker]]:
+        """The workers of a group's incarnation whose process is there."""
+        hosts = self._world.hosts.values()
+        return [(h, w) for h in hosts for w in h.workers if w.key == key and w.life is not Life.DEAD]
+
+    # ------------------------------------------------------------------ starting
+
+    def start(self, command: c.StartWorkers) -> None:
+        world = self._world
+        step = world.storage.steps_of[command.checkpoint] if command.checkpoint else 0
+        peers = [w for h in world.hosts.values() for w in h.workers if w.life is Life.TRAINING]
+        # A group that is replaced takes its state from a peer.
+        step = max([step, *(w.step for w in peers if w.epoch == command.epoch)])
+        generations = dict(command.generations)
+        for place in command.assignments:
+            host = world.hosts[place.host]
+            worker = Worker(place, command.epoch, generations[place.group_id], step)
+            world.to_host(host, partial(self._spawn, host, worker))
+
+    def _spawn(self, host: Host, worker: Worker) -> None:
+        world = self._world
+        host.workers.append(worker)
+        self.watch(host)
+        if not host.template or world.chance(world.scenario.failed_spawn):
+            world.fault()
+            self._fail(host, worker, Kind.START, "fork failed")
+            return
+        world.from_host(host, worker.spawned())
+        worker.life = Life.JOINING
+        if world.chance(world.scenario.failed_rendezvous):
+            world.fault()
+            world.clock.after(world.between(0.0, 2.0), partial(self._die_joining, host, worker))
+            return
+        peers = self.members(worker.key)
+        if len(peers) == worker.place.group_size and all(w.life is Life.JOINING for _, w in peers):
+            for where, peer in peers:
+                world.clock.after(world.between(0.01, 0.5), partial(self._ready, where, peer))
+            world.clock.after(world.between(0.5, 1.0), partial(self._tick, worker.key))
+
+    def _die_joining(self, host: Host, worker: Worker) -> None:
+        if worker.life is Life.JOINING:
+            self.crash(host, worker, Kind.SIGNAL)
+
+    def _ready(self, host: Host, worker: Worker) -> None:
+        if worker.life is not Life.JOINING or worker.stuck:
+            return
+        if host.frozen:
+            host.held_back.append(partial(self._ready, host, worker))
+            return
+        worker.life = Life.TRAINING
+        self._world.from_host(host, worker.ready())
+
+    # ------------------------------------------------------------------ training
+
+    def _tick(self, key: GroupKey) -> None:
+        """One step of a group: all of its workers, or none."""
+        world = self._world
+        peers = self.members(key)
+        if not peers or len(peers) < peers[0][1].place.group_size or any(w.stuck for _, w in peers):
+            return  # it will not step again
+        if all(w.life is Life.TRAINING and not h.frozen for h, w in peers):
+            step = peers[0][1].step + 1
+            saves = step % world.scenario.checkpoint_every == 0 or world.asked is not AskReason.NONE
+            for host, worker in peers:
+                self._report(host, worker, step, saves)
+            if step >= world.scenario.steps:
+                for host, worker in peers:
+                    self._return(host, worker)
+                return
+        world.clock.after(world.scenario.step_s * world.between(0.9, 1.1), partial(self._tick, key))
+
+    def _return(self, host: Host, worker: Worker) -> None:
+        worker.life = Life.RETURNED
+        self._world.from_host(host, worker.returned(), 0.02)
+        if self._world.scenario.says_gone:
+            self._say_gone(host, worker)
+
+    def _report(self, host: Host, worker: Worker, step: int, saves: bool) -> None:
+        world, scenario = self._world, self._world.scenario
+        worker.step = step
+        worker.reports += 1
+        index = worker.reports
+        latency = world.between(0.001, 0.1)
+        if not saves or (worker.place.group_rank != 0 and world.rng.random() < scenario.partless):
+            world.from_host(host, worker.reported(index), latency)
+            return
+        part = Part(index, f"e{worker.epoch}-g{worker.place.group_id}.{worker.generation}-k{index}")
+        world.storage.expect(part, worker.rank, step)
+        fails = world.chance(scenario.failed_upload)
+        if world.rng.random() < scenario.asynchronous:
+            worker.owed.add(index)
+            world.from_host(host, worker.reported(index, owed=(index,)), latency)
+            world.clock.after(world.between(0.1, 20.0), partial(self._uploaded, host, worker, part, fails))
+        elif fails:
+            worker.spoilt.add(index)
+            world.from_host(host, worker.upload_failed(index))
+            world.from_host(host, worker.reported(index), latency)
+        else:
+            worker.unacknowledged[index] = part
+            world.from_host(host, worker.reported(index, parts=(part,)), latency)
+
+    def _uploaded(self, host: Host, worker: Worker, part: Part, fails: bool) -> None:
+        """The agent uploads: it does so also when the worker is dead."""
+        if not host.alive or not host.agent:
+            return
+        if host.frozen:
+            host.held_back.append(partial(self._uploaded, host, worker, part, fails))
+            return
+        worker.owed.discard(part.index)
+        if fails:
+            worker.spoilt.add(part.index)
+            self._world.from_host(host, worker.upload_failed(part.index))
+        else:
+            worker.unacknowledged[part.index] = part
+            self._world.from_host(host, worker.reported(worker.reports, parts=(part,)))
+
+    def say_again(self, host: Host, worker: Worker) -> None:
+        """Tell a new driver what the one before may not have dealt with."""
+        world = self._world
+        for index in sorted(worker.spoilt):
+            world.from_host(host, worker.upload_failed(index))
+        parts = tuple(part for _, part in sorted(worker.unacknowledged.items()))
+        world.from_host(host, worker.reported(worker.reports, tuple(sorted(worker.owed)), parts))
+        if worker.life is Life.RETURNED:
+            world.from_host(host, worker.returned())
+
+    # ------------------------------------------------------------------ failing
+
+    def crash(self, host: Host, worker: Worker, kind: Kind) -> None:
+        if worker.running and host.alive and not host.frozen:
+            self._fail(host, worker, kind, "boom")
+
+    def _fail(self, host: Host, worker: Worker, kind: Kind, message: str, echo: bool = False) -> None:
+        failure = Failure(kind, self._world.clock.now, message, rank=worker.rank, host=host.id, echo=echo)
+        self._world.from_host(host, worker.failed(failure))
+        self.end(worker)
+        if self._world.scenario.says_gone:
+            self._say_gone(host, worker)
+
+    def end(self, worker: Worker) -> None:
+        """The process is gone. Collectives of its peers fail after a while, or hang."""
+        world = self._world
+        was_running = worker.running
+        worker.life = Life.DEAD
+        if not was_running:
+            return
+        for host, peer in self.members(worker.key):
+            if not peer.running or peer.stuck or peer.life is Life.SPAWNING:
+                continue
+            peer.stuck = True
+            if world.rng.random() < 0.6:
+                recognised = world.rng.random() < 0.8
+                world.clock.after(world.between(0.001, 3.0), partial(self._echo, host, peer, recognised))
+
+    def _echo(self, host: Host, worker: Worker, recognised: bool) -> None:
+        if worker.running and host.alive and not host.frozen:
+            self._fail(host, worker, Kind.EXCEPTION, "connection closed by peer", echo=recognised)
+
+    def tire_of_waiting(self, awaited: Host, host: Host, worker: Worker) -> None:
+        if awaited.frozen:
+            self._echo(host, worker, True)
+
+    # ------------------------------------------------------------------ stopping
+
+    def stop(self, command: c.StopWorkers) -> None:
+        host = self._world.hosts[command.host]
+        self._world.to_host(host, partial(self._stop, host, command))
+
+    def _stop(self, host: Host, command: c.StopWorkers) -> None:
+        mine = [
+            w
+            for w in host.workers
+            if (w.epoch, w.generation) == (command.epoch, command.generation) and w.rank in command.ranks
+        ]
+        if host.agent and not (host.stuck and any(w.running for w in mine)):
+            world = self._world
+            pause = world.between(0.001, 0.05) + command.grace_s * world.rng.random()
+            world.clock.after(pause, partial(self._stopped, host, command, mine))
+
+    def _stopped(self, host: Host, command: c.StopWorkers, workers: list[Worker]) -> None:
+        if not host.alive:
+            return
+        if host.frozen:
+            host.held_back.append(partial(self._stopped, host, command, workers))
+            return
+        for worker in workers:
+            self.end(worker)
+        self._world.from_host(
+            host,
+            e.WorkersGone(
+                at=0.0,
+                host=host.id,
+                epoch=command.epoch,
+                generation=command.generation,
+                ranks=command.ranks,
+            ),
+        )
+
+    def _say_gone(self, host: Host, worker: Worker) -> None:
+        word = e.WorkersGone(
+            at=0.0,
+            host=host.id,
+            epoch=worker.epoch,
+            generation=worker.generation,
+            ranks=frozenset({worker.rank}),
+        )
+        self._world.from_host(host, word, 0.1)

@@ -1,0 +1,150 @@
+"""What a schedule is made of: a cluster, a job, what the user asked for, and which kinds of faults there are.
+
+Everything is drawn from the seed, so that the seed alone replays it.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+
+import msgspec
+
+from everstep.control.deadlines import Deadlines
+from everstep.control.settings import Settings
+from everstep.control.table import Phase
+
+_STOPPED_IN = tuple(phase for phase in Phase if phase not in (Phase.ENDING, Phase.ENDED))
+
+
+class Family(enum.StrEnum):
+    """Kinds of faults that a schedule may mix."""
+
+    CRASH = "worker crashes"
+    TEMPLATE = "template deaths"
+    LOSS = "host losses"
+    FREEZE = "frozen hosts"
+    STUCK = "workers that can't be killed"
+    START = "failing starts"
+    RESERVE = "reservations refused, slow, too late"
+    PREEMPT = "preemption notices that come true or are cancelled"
+    NOTICE = "notices that are late, or empty threats"
+    FLAP = "capacity that comes and goes"
+    STORAGE = "storage errors"
+    DRIVER = "driver take-over"
+    DUPLICATE = "messages that come again"
+    STOP = "the user stops"
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    slices: int
+    hosts_per_slice: int
+    slots: int
+    settings: Settings
+    families: frozenset[Family]
+    faults: int
+    """How many are injected, besides those that happen with a probability."""
+    fault_s: float
+    """When the faults stop."""
+    steps: int
+    step_s: float
+    checkpoint_every: int
+    asynchronous: float
+    """Share of checkpoint parts that are uploaded in the background."""
+    partless: float
+    """How often a rank adds nothing to a checkpoint."""
+    says_gone: bool
+    """Agents say that a process is gone also when nobody asked."""
+    stop_in: Phase | None = None
+    """The user stops the run as soon as it is in this phase."""
+    unloadable: bool = False
+    slow_reservation: float = 0.0
+    refused_reservation: float = 0.0
+    failed_preparation: float = 0.0
+    hung_preparation: float = 0.0
+    failed_spawn: float = 0.0
+    failed_rendezvous: float = 0.0
+    failed_upload: float = 0.0
+    failed_commit: float = 0.0
+    duplicates: float = 0.0
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.settings.deadlines
+
+    @property
+    def slots_in_slice(self) -> int:
+        return self.hosts_per_slice * self.slots
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(seed)
+    hosts_per_slice = rng.choice((1, 1, 2, 2, 3))
+    slots = rng.choice((1, 1, 2))
+    per_slice = hosts_per_slice * slots
+    wanted = rng.randint(1, 3)
+    slices = wanted + rng.randint(0, 2)
+    workers_max = wanted * per_slice
+    elastic = rng.random() < 0.5
+    workers_min = rng.randint(1, wanted) * per_slice if elastic else workers_max
+    group_size = None
+    if rng.random() < 0.5:
+        group_size = rng.choice([n for n in range(1, per_slice + 1) if per_slice % n == 0] + [per_slice])
+    everything = sorted(Family)
+    families = frozenset(rng.sample(everything, rng.choice((1, 1, 2, 3, 5, len(everything)))))
+    limits = (-1, -1, -1, 0, 1, 3)
+    settings = Settings(
+        workers_min=workers_min,
+        workers_max=workers_max,
+        group_size=group_size,
+        max_failures=rng.choice(limits),
+        controller_failure_limit=rng.choice(limits),
+        max_preemption_failures=rng.choice(limits),
+        spread=rng.random() < 0.3,
+        resize_interval_s=rng.choice((5.0, 60.0)),
+        migrate_margin_s=rng.choice((2.0, 10.0)),
+        deadlines=Deadlines(
+            reserve_s=rng.choice((20.0, 300.0)),
+            prepare_s=rng.choice((20.0, 300.0)),
+            start_s=rng.choice((10.0, 120.0)),
+            healthy_s=rng.choice((10.0, 60.0)),
+            upload_wait_s=rng.choice((0.0, 5.0, 30.0)),
+        ),
+    )
+
+    fault_s = rng.choice((60.0, 200.0, 600.0))
+    steps = rng.choice((3, 15, 60))
+
+    def if_any(family: Family, *choices: float) -> float:
+        drawn = rng.choice(choices)
+        return drawn if family in families else 0.0
+
+    return Scenario(
+        seed=seed,
+        slices=slices,
+        hosts_per_slice=hosts_per_slice,
+        slots=slots,
+        settings=settings,
+        families=families,
+        faults=rng.randint(1, 8),
+        fault_s=fault_s,
+        steps=steps,
+        step_s=fault_s * rng.choice((0.1, 0.6, 1.2)) / steps,
+        checkpoint_every=rng.choice((1, 3, 10)),
+        asynchronous=rng.choice((0.0, 0.0, 0.5, 1.0)),
+        partless=rng.choice((0.0, 0.3)),
+        says_gone=rng.random() < 0.5,
+        stop_in=rng.choice(_STOPPED_IN) if Family.STOP in families and rng.random() < 0.5 else None,
+        unloadable=Family.START in families and rng.random() < 0.02,
+        slow_reservation=if_any(Family.RESERVE, 0.0, 0.3),
+        refused_reservation=if_any(Family.RESERVE, 0.1, 0.5),
+        failed_preparation=if_any(Family.START, 0.0, 0.1, 0.4),
+        hung_preparation=if_any(Family.START, 0.0, 0.05),
+        failed_spawn=if_any(Family.START, 0.0, 0.1),
+        failed_rendezvous=if_any(Family.START, 0.0, 0.1, 0.3),
+        failed_upload=if_any(Family.STORAGE, 0.0, 0.2),
+        failed_commit=if_any(Family.STORAGE, 0.1, 0.3),
+        duplicates=if_any(Family.DUPLICATE, 0.1, 0.5),
+    )

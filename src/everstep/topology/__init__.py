@@ -1,0 +1,1 @@
+"""Accelerators and slices: facts and arithmetic only."""

@@ -1,0 +1,213 @@
+"""Opening again, stopping, and being fenced."""
+
+from __future__ import annotations
+
+import pytest
+from hands import Hands, views
+
+from everstep.control import commands as c, events as e
+from everstep.control.commands import AskReason, Outcome
+from everstep.control.controller import Controller, Settings
+from everstep.control.events import CheckpointRef, StopKind, StopRequested
+from everstep.control.failures import Budget, Kind
+from everstep.control.reports import Part
+from everstep.control.table import Phase
+
+SETTINGS = Settings(workers_min=2, workers_max=2, max_failures=3)
+
+
+def running() -> Hands:
+    hands = Hands(SETTINGS, views("a", "b", "c"))
+    hands.forget()
+    return hands
+
+
+def stop(now: bool = False) -> StopRequested:
+    return StopRequested(at=0.0, kind=StopKind.INTERRUPT, now=now)
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+def test_stopped_once_workers_get_to_stop_and_everything_is_given_back() -> None:
+    hands = running()
+    hands.tell(stop())
+    assert {(s.host, s.grace_s) for s in hands.all(c.StopWorkers)} == {("a.0", 5.0), ("b.0", 5.0)}
+    assert hands.all(c.AskCheckpoint)[0].reason is AskReason.STOP
+    assert hands.last(c.Release).slices == ("a", "b")
+    end = hands.last(c.EndRun)
+    assert (end.outcome, end.stop) == (Outcome.STOPPED, StopKind.INTERRUPT)
+    assert hands.said[-1] is end
+
+
+def test_stopped_twice_workers_are_killed_at_once_and_no_commit_is_waited_for() -> None:
+    hands = running()
+    hands.silent |= {c.StopWorkers, c.CommitCheckpoint}
+    hands.checkpoint(1)
+    hands.tell(stop())
+    hands.forget()
+    hands.tell(stop(now=True))
+    assert {s.grace_s for s in hands.all(c.StopWorkers)} == {0.0}
+    for command in hands.all(c.StopWorkers):
+        hands.gone(command)
+    assert hands.last(c.EndRun).outcome is Outcome.STOPPED
+    assert hands.all(c.DiscardCheckpoint) == []
+
+
+def test_a_stop_waits_for_commits_and_uploads_that_are_under_way() -> None:
+    hands = running()
+    hands.silent.add(c.CommitCheckpoint)
+    hands.report(0, 1, part=True)
+    hands.report(1, 1, owed=(1,))
+    hands.tell(stop())
+    assert hands.brain.phase is Phase.ENDING
+    hands.report(1, 1, part=True)
+    assert hands.brain.phase is Phase.ENDING
+    hands.tell(e.CheckpointCommitted(at=0.0, folder="e1-g0-k1"))
+    assert hands.brain.phase is Phase.ENDED
+
+
+def test_an_end_does_not_wait_for_an_upload_forever() -> None:
+    hands = running()
+    hands.report(0, 1, part=True)
+    hands.report(1, 1, owed=(1,))
+    hands.returns(0, 1)
+    assert hands.brain.phase is Phase.ENDING
+    hands.pass_time(SETTINGS.deadlines.final_upload_s + SETTINGS.deadlines.stop_grace_s)
+    assert hands.brain.phase is Phase.ENDED
+    assert hands.last(c.DiscardCheckpoint).folder == "e1-g0-k1"
+
+
+def test_a_host_that_never_confirms_does_not_hold_up_the_end() -> None:
+    hands = running()
+    hands.silent.add(c.StopWorkers)
+    hands.tell(stop())
+    hands.pass_time(SETTINGS.deadlines.stop_grace_s + SETTINGS.deadlines.kill_s)
+    assert {retire.host for retire in hands.all(c.RetireHost)} == {"a.0", "b.0"}
+    assert hands.brain.phase is Phase.ENDED
+
+
+def test_hosts_that_vanish_from_the_list_do_not_hold_up_the_end() -> None:
+    hands = running()
+    hands.silent.add(c.StopWorkers)
+    hands.tell(stop())
+    hands.hosts.clear()
+    hands.capacity()
+    assert hands.brain.phase is Phase.ENDED
+
+
+def test_a_stop_withdraws_a_reservation_that_has_not_been_answered() -> None:
+    hands = Hands(SETTINGS, [])
+    hands.silent.add(c.Reserve)
+    hands.capacity(*views("a", "b"))
+    hands.tell(stop())
+    assert hands.last(c.Release).slices == ("a", "b")
+    assert hands.brain.phase is Phase.ENDED
+
+
+@pytest.mark.parametrize("phase", [Phase.NEW, Phase.WAITING, Phase.BACKOFF, Phase.STARTING, Phase.SETTLING])
+def test_a_run_can_be_stopped_in_every_phase(phase: Phase) -> None:
+    if phase is Phase.NEW:
+        assert [type(x) for x in Controller(SETTINGS).handle(stop())][-1] is c.EndRun
+        return
+    hands = running()
+    if phase is Phase.WAITING:
+        hands.lose("b.0")
+        hands.lose("c.0")
+        hands.pass_time(1.0)
+    elif phase is Phase.BACKOFF:
+        hands.fail(0)
+        hands.fail(0)
+    elif phase is Phase.STARTING:
+        hands.silent.add(c.StartWorkers)
+        hands.fail(0)
+    else:
+        hands.fail(0, echo=True)
+    assert hands.brain.phase is phase
+    hands.tell(stop())
+    assert hands.last(c.EndRun).outcome is Outcome.STOPPED
+
+
+def test_a_failure_while_a_run_ends_is_recorded_and_changes_nothing() -> None:
+    hands = running()
+    hands.silent.add(c.StopWorkers)
+    hands.tell(stop())
+    hands.fail(0, Kind.SIGNAL)
+    assert hands.all(c.FailureSeen) != []
+    assert hands.all(c.RecoveryDecided) == []
+
+
+# ---------------------------------------------------------------------- one owner
+
+
+def test_a_fenced_driver_says_so_and_nothing_else_ever_again() -> None:
+    hands = running()
+    hands.tell(e.LeaseLost(at=0.0, holder="pid 7 on elsewhere"))
+    assert [type(command) for command in hands.said] == [c.EndRun]
+    assert hands.last(c.EndRun).outcome is Outcome.FENCED
+    hands.forget()
+    hands.fail(0)
+    hands.lose("a.0")
+    hands.tell(stop())
+    assert hands.said == []
+
+
+# ---------------------------------------------------------------------- a later driver
+
+
+def test_a_run_opened_again_goes_on_from_its_newest_checkpoint_with_a_new_epoch() -> None:
+    refs = (CheckpointRef("new", 4, 2), CheckpointRef("old", 3, 9))
+    hands = Hands(SETTINGS, views("a", "b"), e.RunOpened(at=0.0, last_epoch=5, checkpoints=refs))
+    start = hands.last(c.StartWorkers)
+    assert (start.epoch, start.checkpoint) == (6, "new")
+    assert hands.all(c.PhaseChanged)[-2].epoch == 6
+
+
+def test_budgets_that_were_spent_stay_spent() -> None:
+    opened = e.RunOpened(at=0.0, spent=((Budget.FAILURES, 3),))
+    hands = Hands(SETTINGS, views("a", "b"), opened)
+    hands.fail(0)
+    assert hands.last(c.EndRun).outcome is Outcome.FAILED
+
+
+def adopted(refs: tuple[CheckpointRef, ...] = ()) -> Hands:
+    before = running()
+    places = tuple(before.places[rank] for rank in sorted(before.places))
+    told = e.Adopted(1, places, ((0, 0),))
+    opened = e.RunOpened(at=0.0, last_epoch=1, checkpoints=refs, adopted=told)
+    hands = Hands.__new__(Hands)
+    hands.places, hands.generations = dict(before.places), {0: 0}
+    Hands.__init__(hands, SETTINGS, views("a", "b", "c"), opened)
+    hands.places, hands.generations = dict(before.places), {0: 0}
+    return hands
+
+
+def test_workers_that_live_are_adopted_and_nothing_is_restarted() -> None:
+    hands = adopted()
+    assert hands.phases == ["running"]
+    assert hands.all(c.StartWorkers) == hands.all(c.Reserve) == []
+    hands.fail(0)
+    assert hands.brain.epoch == 2
+
+
+def test_a_part_that_an_adopted_rank_tells_again_is_not_committed_without_the_others() -> None:
+    hands = adopted()
+    hands.tell(e.Reported(at=0.0, epoch=1, generation=0, rank=0, upto=7, parts=(Part(7, "k7"),)))
+    assert hands.all(c.CommitCheckpoint) == []
+    hands.tell(e.Reported(at=0.0, epoch=1, generation=0, rank=1, upto=7, parts=(Part(7, "k7"),)))
+    assert [rank for rank, _ in hands.last(c.CommitCheckpoint).checkpoint.parts] == [0, 1]
+
+
+def test_what_an_earlier_driver_committed_is_not_committed_again() -> None:
+    hands = adopted((CheckpointRef("k7", 1, 7),))
+    for rank in (0, 1):
+        hands.tell(e.Reported(at=0.0, epoch=1, generation=0, rank=rank, upto=7, parts=(Part(7, "k7"),)))
+    assert hands.all(c.CommitCheckpoint) == []
+
+
+def test_an_adopted_host_that_is_not_listed_is_lost() -> None:
+    before = running()
+    places = tuple(before.places[rank] for rank in sorted(before.places))
+    opened = e.RunOpened(at=0.0, last_epoch=1, adopted=e.Adopted(1, places, ((0, 0),)))
+    hands = Hands(SETTINGS, views("a", "c"), opened)
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}

@@ -1,0 +1,297 @@
+"""Growing, and preemption: workers that could train on are moved, without losing what they have."""
+
+from __future__ import annotations
+
+import msgspec
+from hands import Hands, views
+
+from everstep.control import commands as c, events as e
+from everstep.control.commands import AskReason, Rung
+from everstep.control.controller import Settings
+from everstep.control.failures import Budget, Kind
+from everstep.control.table import Phase
+
+
+def elastic(low: int = 1, high: int = 3, **more: object) -> Settings:
+    return Settings(workers_min=low, workers_max=high, resize_interval_s=60.0, **more)  # type: ignore[arg-type]
+
+
+def fixed(workers: int = 2, **more: object) -> Settings:
+    return Settings(workers_min=workers, workers_max=workers, **more)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- growing
+
+
+def test_a_run_grows_at_a_checkpoint_boundary_with_the_new_place_ready_first() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.pass_time(100.0)
+    hands.forget()
+    hands.capacity(*views("b"))
+    assert hands.last(c.Reserve).slices == ("b",)
+    assert hands.last(c.PrepareHost).host == "b.0"
+    assert hands.last(c.AskCheckpoint).reason is AskReason.RESIZE
+    assert hands.all(c.StopWorkers) == []
+    hands.checkpoint(1)
+    assert hands.last(c.GroupStarted).rung is Rung.RESIZE
+    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
+    assert len(hands.last(c.StartWorkers).assignments) == 2
+    assert hands.brain.run.relocation.asked is AskReason.NONE
+
+
+def test_growing_spends_no_budget() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.pass_time(100.0)
+    hands.capacity(*views("b"))
+    hands.checkpoint(1)
+    assert hands.all(c.RecoveryDecided) == []
+    assert set(hands.brain.budgets.spent.values()) == {0}
+
+
+def test_a_run_grows_no_more_often_than_the_user_wants() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.forget()
+    hands.capacity(*views("b"))
+    assert hands.all(c.Reserve) == []
+    hands.pass_time(59.0)
+    assert hands.all(c.Reserve) == []
+    hands.pass_time(1.0)
+    assert hands.last(c.Reserve).slices == ("b",)
+
+
+def test_a_reservation_that_fails_leaves_training_undisturbed_and_is_tried_again_later() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.pass_time(100.0)
+    hands.forget()
+    hands.silent.add(c.Reserve)
+    hands.capacity(*views("b"))
+    hands.reserve_fails()
+    hands.capacity()
+    assert len(hands.all(c.Reserve)) == 1
+    assert hands.all(c.StopWorkers) == hands.all(c.AskCheckpoint) == []
+    assert hands.brain.phase is Phase.RUNNING
+    hands.silent.clear()
+    hands.pass_time(60.0)
+    assert len(hands.all(c.Reserve)) == 2
+
+
+def test_a_preparation_that_hangs_leaves_training_undisturbed_and_gives_the_slice_back() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.pass_time(100.0)
+    hands.silent.add(c.PrepareHost)
+    hands.capacity(*views("b"))
+    hands.forget()
+    hands.pass_time(hands.settings.deadlines.prepare_s)
+    assert hands.last(c.Release).slices == ("b",)
+    assert hands.all(c.StopWorkers) == []
+
+
+def test_a_slice_that_goes_before_the_checkpoint_comes_calls_the_growth_off() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.pass_time(100.0)
+    hands.capacity(*views("b"))
+    hands.forget()
+    hands.lose("b.0")
+    assert hands.last(c.AskCheckpoint).reason is AskReason.NONE
+    hands.checkpoint(1)
+    assert hands.all(c.StopWorkers) == []
+
+
+def test_a_failure_while_the_new_place_is_ready_takes_it_along() -> None:
+    hands = Hands(elastic(max_failures=1), views("a"))
+    hands.pass_time(100.0)
+    hands.capacity(*views("b"))
+    hands.forget()
+    hands.fail(0)
+    assert len(hands.last(c.StartWorkers).assignments) == 2
+    assert hands.all(c.Reserve) == []
+
+
+def test_a_worker_that_complains_while_a_resize_ends_it_costs_nothing() -> None:
+    hands = Hands(elastic(high=2), views("a"))
+    hands.pass_time(100.0)
+    hands.capacity(*views("b"))
+    hands.silent.add(c.StopWorkers)
+    hands.checkpoint(1)
+    hands.fail(0, Kind.EXCEPTION)
+    hands.gone(hands.last(c.StopWorkers))
+    assert hands.all(c.RecoveryDecided) == []
+    assert hands.last(c.GroupStarted).rung is Rung.RESIZE
+
+
+def test_a_run_that_shrank_grows_back_when_the_slice_returns() -> None:
+    hands = Hands(elastic(high=2, max_failures=1), views("a", "b"))
+    hands.lose("b.0")
+    assert len(hands.last(c.StartWorkers).assignments) == 1
+    hands.pass_time(60.0)
+    hands.capacity(*views("b"))
+    hands.checkpoint(1)
+    assert len(hands.last(c.StartWorkers).assignments) == 2
+
+
+def test_a_notice_for_a_slice_that_we_do_not_use_does_not_keep_us_from_growing() -> None:
+    hands = Hands(elastic(high=2), views("a"))
+    hands.pass_time(100.0)
+    hands.capacity(*views("b", "c"))
+    hands.lose("b.0")
+    hands.notice("c.0", 10.0)
+    hands.pass_time(100.0)
+    assert hands.last(c.Reserve).slices == ("c",)
+
+
+# ---------------------------------------------------------------------- preemption
+
+
+def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_the_deadline() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.forget()
+    hands.notice("b.0", 60.0)
+    assert hands.last(c.Reserve).slices == ("c",)
+    assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
+    assert hands.all(c.StopWorkers) == []
+    hands.checkpoint(1)
+    assert hands.all(c.StopWorkers) == []
+    hands.pass_time(60.0 - hands.settings.migrate_margin_s)
+    start = hands.last(c.StartWorkers)
+    assert {a.slice for a in start.assignments} == {"a", "c"}
+    assert start.checkpoint == "e1-g0-k1"
+    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+
+
+def test_one_host_noticed_means_the_whole_slice() -> None:
+    hands = Hands(fixed(2), views("a", "b", hosts=2))
+    hands.notice("a.1", 60.0)
+    hands.pass_time(55.0)
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"b"}
+
+
+def test_staggered_notices_lead_to_one_restart() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+    hands.forget()
+    hands.notice("a.0", 60.0)
+    hands.pass_time(5.0)
+    hands.notice("b.0", 60.0)
+    hands.pass_time(100.0)
+    assert len(hands.all(c.StartWorkers)) == 1
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"c", "d"}
+    assert hands.brain.budgets.spent[Budget.PREEMPTION] == 1
+
+
+def test_a_cancelled_notice_restarts_nothing_and_gives_the_replacement_back() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.forget()
+    hands.tell(e.NoticeCancelled(at=0.0, host="b.0"))
+    assert hands.last(c.AskCheckpoint).reason is AskReason.NONE
+    assert hands.last(c.Release).slices == ("c",)
+    hands.pass_time(200.0)
+    assert hands.all(c.StopWorkers) == []
+    assert set(hands.brain.budgets.spent.values()) == {0}
+
+
+def test_a_deadline_that_passes_with_the_host_alive_restarts_nothing() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.forget()
+    hands.notice("b.0", 60.0)
+    hands.pass_time(70.0)
+    hands.capacity(*views("c"))
+    hands.pass_time(100.0)
+    assert hands.all(c.StopWorkers) == []
+    assert hands.last(c.PreemptionSeen).deadline is None
+    assert hands.brain.run.relocation.kept == frozenset()
+    assert hands.brain.run.fleet.held == {"a", "b"}
+
+
+def test_a_host_that_goes_early_spends_the_preemption_budget() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.pass_time(1.0)
+    hands.lose("b.0")
+    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert hands.brain.phase is Phase.RUNNING
+
+
+def test_a_broken_collective_seen_before_the_preempted_host_is_gone_spends_the_preemption_budget() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.silent.add(c.StopWorkers)
+    hands.fail(0, echo=True)
+    hands.pass_time(0.1)
+    hands.gone(next(stop for stop in hands.all(c.StopWorkers) if stop.host == "a.0"))
+    hands.lose("b.0")
+    assert hands.last(c.RecoveryDecided).budget == "max_preemption_failures"
+
+
+def test_a_process_killed_on_a_host_with_a_notice_spends_the_preemption_budget() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.fail(1, Kind.SIGNAL)
+    assert hands.last(c.RecoveryDecided).cause.kind is Kind.PREEMPTED
+
+
+def test_a_users_exception_under_a_notice_is_still_the_users() -> None:
+    hands = Hands(fixed(2, max_failures=1), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.fail(1, Kind.EXCEPTION)
+    assert hands.last(c.RecoveryDecided).budget == "max_failures"
+
+
+def test_with_nowhere_to_go_workers_train_on_for_as_long_as_it_lasts() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.forget()
+    hands.notice("b.0", 60.0)
+    hands.pass_time(59.0)
+    assert hands.all(c.StopWorkers) == []
+    hands.capacity(*views("c"))
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
+
+
+def test_workers_do_not_leave_for_a_place_that_is_not_ready() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.silent.add(c.PrepareHost)
+    hands.notice("b.0", 60.0)
+    hands.forget()
+    hands.pass_time(55.0)
+    assert hands.all(c.StopWorkers) == []
+    hands.tell(e.HostPrepared(at=0.0, host="c.0"))
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
+
+
+def test_an_elastic_run_leaves_by_shrinking() -> None:
+    hands = Hands(elastic(low=1, high=2), views("a", "b"))
+    hands.notice("b.0", 60.0)
+    hands.pass_time(55.0)
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a"}
+
+
+def test_only_the_groups_in_the_slice_that_goes_are_moved() -> None:
+    hands = Hands(fixed(3, group_size=1), views("a", "b", "c", "d"))
+    hands.notice("b.0", 60.0)
+    hands.forget()
+    hands.pass_time(55.0)
+    assert [(a.rank, a.slice) for a in hands.last(c.StartWorkers).assignments] == [(1, "d")]
+    assert {stop.host for stop in hands.all(c.StopWorkers)} == {"b.0"}
+
+
+def test_groups_without_a_spare_stay_until_their_slice_is_gone() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=2, group_size=1), views("a", "b"))
+    hands.forget()
+    hands.notice("b.0", 30.0)
+    hands.pass_time(29.0)
+    assert hands.all(c.StopWorkers) == []
+    hands.lose("b.0")
+    assert hands.brain.phase is Phase.RUNNING
+    assert hands.brain.budgets.spent[Budget.PREEMPTION] == 1
+
+
+def test_a_notice_goes_with_its_machine_and_does_not_hang_on_to_the_one_that_takes_its_place() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.notice("b.0", 60.0)
+    hands.lose("b.0")
+    del hands.hosts["b.0"]
+    hands.capacity(msgspec.structs.replace(views("b")[0], id="b.new"))
+    assert hands.brain.phase is Phase.RUNNING
+    hands.forget()
+    hands.capacity(*views("c"))
+    hands.pass_time(100.0)
+    assert hands.all(c.StopWorkers) == hands.all(c.Reserve) == []
