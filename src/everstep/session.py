@@ -128,6 +128,7 @@ class Session:
         self._uploads = _Uploads()
         self._uncommitted: list[int] = []
         self._committed = threading.Condition()
+        self._undriven = False
         self._sends_metrics = self._rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
 
@@ -203,7 +204,8 @@ class Session:
         """A rank may be some checkpoints ahead of the others, not any number."""
         deadline = time.monotonic() + self.spec.report_wait_s
         with self._committed:
-            while len(self._uncommitted) >= MAX_UNCOMMITTED:
+            # Without a driver nothing is committed: then the agent's buffers are what bounds it.
+            while len(self._uncommitted) >= MAX_UNCOMMITTED and not self._undriven:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._committed.wait(left):
                     raise RuntimeError(
@@ -212,6 +214,11 @@ class Session:
                         "equally often, with checkpoint=None where it has nothing to save"
                     )
             self._uncommitted.append(index)
+
+    def undriven(self, now: bool) -> None:
+        with self._committed:
+            self._undriven = now
+            self._committed.notify_all()
 
     def committed(self, index: int) -> None:
         """The driver has committed the checkpoint of this report, or given it up."""

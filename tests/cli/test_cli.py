@@ -43,7 +43,7 @@ SCRIPT = textwrap.dedent(
                 name=name,
                 storage_path=storage,
                 failure_config=everstep.FailureConfig(max_failures=-1),
-                deadlines=everstep.Deadlines(backoff_first_s=0.0, backoff_max_s=0.0),
+                deadlines=everstep.Deadlines(orphan_s=0, backoff_first_s=0.0, backoff_max_s=0.0),
             ),
             engine=cluster,
         ).fit()

@@ -24,7 +24,7 @@ def failure(kind: Kind, at: float, *, echo: bool = False, message: str = "") -> 
 
 
 def incident(*failures: Failure) -> Incident:
-    made = Incident(failures[0])
+    made = Incident(failures[0], failures[0].at)
     for more in failures[1:]:
         made.add(more)
     return made

@@ -9,6 +9,7 @@ from hands import Hands, views
 from everstep.control import commands as c, events as e
 from everstep.control.commands import Outcome, Rung
 from everstep.control.controller import Settings
+from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Budget, Failure, Kind
 from everstep.control.table import Phase
 
@@ -21,8 +22,9 @@ def elastic(low: int, high: int, **more: object) -> Settings:
     return Settings(workers_min=low, workers_max=high, **{"max_failures": -1, **more})  # type: ignore[arg-type]
 
 
-def in_groups(groups: int, size: int = 1, **more: object) -> Settings:
-    return fixed(groups * size, group_size=size, **more)
+def in_groups(groups: int, **more: object) -> Settings:
+    """Groups of one; what fails is replaced at once, without looking whether others fail, too."""
+    return fixed(groups, group_size=1, **{"deadlines": Deadlines(together_s=0.0), **more})
 
 
 def test_a_run_reserves_prepares_starts_and_trains() -> None:
@@ -68,6 +70,18 @@ def test_only_the_failed_group_is_replaced_and_the_others_never_stop() -> None:
 
 
 def test_two_groups_that_fail_together_are_replaced_together() -> None:
+    hands = Hands(in_groups(4, deadlines=Deadlines(together_s=0.2)), views("a", "b", "c", "d"))
+    hands.forget()
+    hands.fail(1)
+    hands.pass_time(0.1)
+    hands.fail(2)
+    assert hands.all(c.StartWorkers) == []
+    hands.pass_time(0.1)
+    assert len(hands.all(c.RecoveryDecided)) == 1
+    assert [a.rank for a in hands.last(c.StartWorkers).assignments] == [1, 2]
+
+
+def test_a_group_that_fails_while_another_is_being_stopped_is_replaced_with_it() -> None:
     hands = Hands(in_groups(4), views("a", "b", "c", "d"))
     hands.silent.add(c.StopWorkers)
     hands.fail(1)
@@ -77,7 +91,6 @@ def test_two_groups_that_fail_together_are_replaced_together() -> None:
     for host, rank in (("b.0", 1), ("c.0", 2)):
         hands.gone(c.StopWorkers(host, 1, frozenset({rank}), 0.0, 0))
     assert len(hands.all(c.RecoveryDecided)) == 1
-    assert len(hands.all(c.StartWorkers)) == 1
     assert [a.rank for a in hands.last(c.StartWorkers).assignments] == [1, 2]
 
 

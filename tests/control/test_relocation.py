@@ -8,6 +8,7 @@ from hands import Hands, views
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason, Rung
 from everstep.control.controller import Settings
+from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Budget, Kind
 from everstep.control.table import Phase
 
@@ -280,6 +281,7 @@ def test_groups_without_a_spare_stay_until_their_slice_is_gone() -> None:
     hands.pass_time(29.0)
     assert hands.all(c.StopWorkers) == []
     hands.lose("b.0")
+    hands.pass_time(1.0)
     assert hands.brain.phase is Phase.RUNNING
     assert hands.brain.budgets.spent[Budget.PREEMPTION] == 1
 
@@ -295,3 +297,16 @@ def test_a_notice_goes_with_its_machine_and_does_not_hang_on_to_the_one_that_tak
     hands.capacity(*views("c"))
     hands.pass_time(100.0)
     assert hands.all(c.StopWorkers) == hands.all(c.Reserve) == []
+
+
+def test_groups_that_leave_do_not_take_the_place_of_a_group_that_waits_for_the_rest_of_its_own() -> None:
+    settings = fixed(4, group_size=2, deadlines=Deadlines(together_s=0.0))
+    hands = Hands(settings, views("a", "b", "c", "d"))
+    hands.lose("d.0")
+    assert hands.brain.run.restarts[0].stage is Phase.WAITING
+    hands.forget()
+    hands.notice("b.0", 60.0)
+    hands.pass_time(55.0)
+    assert hands.all(c.Reserve) == hands.all(c.StopWorkers) == []
+    hands.capacity(*views("e"))
+    assert {hands.places[rank].slice for rank in (2, 3)} == {"c", "e"}

@@ -12,7 +12,7 @@ SLOW = """
 import multiprocessing, os, subprocess, sys, threading, time
 from pathlib import Path
 import everstep
-from everstep import RunConfig, ScalingConfig, Trainer
+from everstep import Deadlines, RunConfig, ScalingConfig, Trainer
 
 HERE = Path(__file__).parent
 
@@ -45,7 +45,11 @@ def trainer(**config):
         train,
         train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="slow", storage_path=str(HERE / "runs")),
+        run_config=RunConfig(
+            name="slow",
+            storage_path=str(HERE / "runs"),
+            deadlines=Deadlines(orphan_s=config.get("orphan_s", 300)),
+        ),
     )
 """
 

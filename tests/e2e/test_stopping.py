@@ -106,8 +106,8 @@ def test_an_asyncio_loop_in_the_calling_thread_is_no_obstacle(tmp_path: Path) ->
     assert "value 5" in output, errors
 
 
-def test_a_driver_killed_without_a_word_leaves_nothing_behind(tmp_path: Path) -> None:
-    process = start(tmp_path, "trainer().fit()")
+def test_a_driver_killed_without_a_word_leaves_nothing_behind_for_long(tmp_path: Path) -> None:
+    process = start(tmp_path, "trainer(orphan_s=0).fit()")
     pids = wait_until_up(tmp_path, process)
     process.kill()
     process.communicate(timeout=30)

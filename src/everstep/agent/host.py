@@ -20,6 +20,7 @@ from pathlib import Path
 from everstep.agent import kernel, wire
 from everstep.agent.logs import WorkerLog
 from everstep.agent.spawner import Recipe, Template
+from everstep.agent.spool import Spool
 
 SOCKET = "agent.sock"
 _READ = 1 << 18
@@ -38,9 +39,16 @@ class Worker:
     log: WorkerLog
     oom_before: int
     pid: int = 0
+    spool: Spool = field(init=False)
+    state: bytes = b""
+    """What the driver said of all that the spool no longer holds."""
+    exited: wire.Exited | None = None
     kill: int = 0
     """A signal that it is to get as soon as it has a pid."""
     by_us: bool = False
+
+    def __post_init__(self) -> None:
+        self.spool = Spool(Path(f"{self.log.path}.spool"))
 
     @property
     def key(self) -> tuple[int, int]:
@@ -140,6 +148,8 @@ class Agent:
         self._fresh: list[Template] = []
         self._fresh_loaded: set[int] = set()
         self._workers: dict[tuple[int, int], Worker] = {}
+        self._ended_workers: dict[tuple[int, int], Worker] = {}
+        """Of the present epoch: a later driver must hear how they ended."""
         self._stops: list[StopJob] = []
         self._retiring = False
         self._noticed: float | None = None
@@ -191,6 +201,8 @@ class Agent:
             case wire.Prepare():
                 self._prepare(message)
             case wire.Start():
+                if any(spec.epoch > epoch for spec in message.workers for epoch, _ in self._ended_workers):
+                    self._forget_ended()
                 for spec in message.workers:
                     self._start(spec)
             case wire.Stop():
@@ -198,6 +210,8 @@ class Agent:
             case wire.Tell():
                 for rank in message.ranks:
                     self._tell(message.epoch, rank, message.body)
+            case wire.Acknowledge():
+                self._acknowledged(message)
             case wire.Retire():
                 self._retiring = True
                 self._kill_all()
@@ -220,19 +234,53 @@ class Agent:
             if self._orphan_timer is not None:
                 self._orphan_timer.cancel()
                 self._orphan_timer = None
+            later = message.lease > self._lease > 0
             self._run, self._lease, self._orphan_s = message.run, message.lease, message.orphan_s
+            self._owner = message.owner
             self._holder = connection
             self._say_status()
+            if later:
+                self._tell_all(wire.Undriven(False))
+                self._hand_over(connection)
             if self._noticed is not None:
                 connection.send(wire.Noticed(max(0.0, self._noticed - time.monotonic())))
         else:
             connection.send(self._status())
+
+    def _hand_over(self, connection: Connection) -> None:
+        """Tell a later driver what is here, and again all that nobody has dealt with."""
+        self._held_back = False
+        everybody = [*self._ended_workers.values(), *self._workers.values()]
+        held = [wire.Held(w.spec, w.pid, w.spool.acknowledged, w.state) for w in everybody]
+        connection.send(wire.Inventory(held))
+        for worker in everybody:
+            spec = worker.spec
+            for offset, data in worker.spool.chunks():
+                connection.send(wire.FromWorker(spec.epoch, spec.generation, spec.member.rank, offset, data))
+            if worker.exited is not None:
+                connection.send(worker.exited)
+            elif not worker.spool.full:
+                self._loop.add_reader(worker.sock, self._read_messages, worker)
+        connection.send(wire.HandedOver())
+
+    def _acknowledged(self, message: wire.Acknowledge) -> None:
+        for rank, offset, state in message.ranks:
+            key = (message.epoch, rank)
+            worker = self._workers.get(key) or self._ended_workers.get(key)
+            if worker is None:
+                continue
+            was_full = worker.spool.full
+            worker.spool.acknowledge(offset)
+            worker.state = state
+            if was_full and not worker.spool.full and worker.exited is None and not self._held_back:
+                self._loop.add_reader(worker.sock, self._read_messages, worker)
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if connection is self._holder:
             self._holder = None
             # Its driver died without a word: the workers train on for a while, in case another claims them.
+            self._tell_all(wire.Undriven(True))
             self._orphan_timer = self._loop.call_later(self._orphan_s, self._unclaim)
 
     def _unclaim(self) -> None:
@@ -241,6 +289,7 @@ class Agent:
             template.close()
         self._template = self._loaded = None
         self._fresh = []
+        self._forget_ended()
         self._run, self._lease, self._holder = "", 0, None
         self._say_status()
 
@@ -315,6 +364,11 @@ class Agent:
 
     # ------------------------------------------------------------------ workers
 
+    def _forget_ended(self) -> None:
+        for worker in self._ended_workers.values():
+            worker.spool.close()
+        self._ended_workers = {}
+
     def _start(self, spec: wire.WorkerSpec) -> None:
         template = self._template
         if template is None or self._loaded is None:
@@ -365,7 +419,12 @@ class Agent:
             self._loop.remove_reader(worker.sock)
             return False
         spec = worker.spec
-        self._say(wire.FromWorker(spec.epoch, spec.generation, spec.member.rank, data))
+        offset = worker.spool.end
+        worker.spool.append(data)
+        self._say(wire.FromWorker(spec.epoch, spec.generation, spec.member.rank, offset, data))
+        if worker.spool.full:
+            # Nothing is dropped: the worker waits in report() until a driver has dealt with what it said.
+            self._loop.remove_reader(worker.sock)
         return True
 
     def _read_output(self, worker: Worker) -> bool:
@@ -391,6 +450,11 @@ class Agent:
                 self._loop.remove_reader(worker.sock)
             else:
                 self._loop.add_reader(worker.sock, self._read_messages, worker)
+
+    def _tell_all(self, message: wire.Undriven) -> None:
+        body = wire.frame(message)
+        for epoch, rank in self._workers:
+            self._tell(epoch, rank, body)
 
     def _tell(self, epoch: int, rank: int, body: bytes) -> None:
         worker = self._workers.get((epoch, rank))
@@ -423,21 +487,21 @@ class Agent:
         worker.log.close()
         code = os.waitstatus_to_exitcode(status)
         spec = worker.spec
-        self._say(
-            wire.Exited(
-                spec.epoch,
-                spec.generation,
-                spec.member.rank,
-                time.monotonic(),
-                code if code >= 0 else None,
-                -code if code < 0 else None,
-                worker.by_us,
-                code == -signal.SIGKILL and not worker.by_us and kernel.oom_kills() > worker.oom_before,
-                peak_rss,
-                worker.log.tail,
-                spec.log_path,
-            )
+        worker.exited = wire.Exited(
+            spec.epoch,
+            spec.generation,
+            spec.member.rank,
+            time.monotonic(),
+            code if code >= 0 else None,
+            -code if code < 0 else None,
+            worker.by_us,
+            code == -signal.SIGKILL and not worker.by_us and kernel.oom_kills() > worker.oom_before,
+            peak_rss,
+            worker.log.tail,
+            spec.log_path,
         )
+        self._ended_workers[worker.key] = worker
+        self._say(worker.exited)
         for job in list(self._stops):
             if job.epoch == spec.epoch and spec.member.rank in job.left:
                 job.left.discard(spec.member.rank)

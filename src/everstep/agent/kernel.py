@@ -136,6 +136,14 @@ def oom_kills() -> int:
     return 0
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent doesn't."""
+    if not HAS_DEATH_SIGNALS:
+        return send_signal(pid, 0)
+    stat = _stat(pid)
+    return stat is not None and stat[0] != "Z"
+
+
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot: with the pid, it names a process for good. None if
     it is gone.

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from everstep.backend.base import Endpoint, Member
+from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 
 WIRE_VERSION = 1
@@ -78,6 +79,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     run_folder: str
     epoch: int
     generation: int
+    assignment: Assignment
     member: Member
     checkpoint: str | None
     """Folder of the checkpoint to restore, relative to the run's."""
@@ -111,6 +113,8 @@ class Claim(ToAgent, frozen=True):
     run: str
     lease: int
     orphan_s: float
+    owner: tuple[int, int]
+    """(pid, start time) of the driver: an agent that nobody holds leaves once its owner is gone."""
 
 
 class Unclaim(ToAgent, frozen=True):
@@ -153,6 +157,17 @@ class Tell(ToAgent, frozen=True):
     body: bytes
 
 
+class Acknowledge(ToAgent, frozen=True):
+    """What these ranks said before ``offset`` is durable, and need not be kept. ``state`` sums it up for a
+    later driver.
+    """
+
+    lease: int
+    epoch: int
+    ranks: list[tuple[int, int, bytes]]
+    """(rank, offset, state)."""
+
+
 class Retire(ToAgent, frozen=True):
     """You counted as lost: end your workers, and say when it is done."""
 
@@ -163,7 +178,7 @@ class Shutdown(ToAgent, frozen=True):
     lease: int
 
 
-AnyToAgent = Attach | Claim | Unclaim | Prepare | Start | Stop | Tell | Retire | Shutdown
+AnyToAgent = Attach | Claim | Unclaim | Prepare | Start | Stop | Tell | Acknowledge | Retire | Shutdown
 
 
 # ---------------------------------------------------------------------- agent → driver
@@ -212,7 +227,29 @@ class FromWorker(FromAgent, frozen=True):
     epoch: int
     generation: int
     rank: int
+    offset: int
     data: bytes
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A worker that the agent has from an earlier driver."""
+
+    spec: WorkerSpec
+    pid: int
+    offset: int
+    """Where what it says again begins."""
+    state: bytes
+    """What the earlier driver said of all that came before."""
+
+
+class Inventory(FromAgent, frozen=True):
+    """Answers a later driver's claim: what runs here, also what has ended. What they said follows."""
+
+    workers: list[Held]
+
+
+class HandedOver(FromAgent, frozen=True):
+    """Everything that was left from an earlier driver has been told; from here on it is news."""
 
 
 class Output(FromAgent, frozen=True):
@@ -252,7 +289,20 @@ class Beat(FromAgent, frozen=True):
     pass
 
 
-AnyFromAgent = Status | Prepared | Unprepared | Spawned | FromWorker | Output | Exited | Gone | Noticed | Beat
+AnyFromAgent = (
+    Status
+    | Inventory
+    | HandedOver
+    | Prepared
+    | Unprepared
+    | Spawned
+    | FromWorker
+    | Output
+    | Exited
+    | Gone
+    | Noticed
+    | Beat
+)
 
 
 # ---------------------------------------------------------------------- worker → driver
@@ -296,6 +346,8 @@ class Ask(FromWorkerMessage, frozen=True):
     seq: int
     what: str
     body: bytes = b""
+    turn: int = 0
+    """For a collective: the how-many-th of this rank."""
 
 
 class Returned(FromWorkerMessage, frozen=True):
@@ -346,7 +398,13 @@ class PreemptionTold(ToWorker, frozen=True):
     """Empty: the notice was cancelled."""
 
 
-AnyToWorker = Rendezvous | Answer | Committed | WantCheckpoint | PreemptionTold
+class Undriven(ToWorker, frozen=True):
+    """From the agent itself: there is no driver now, or there is one again."""
+
+    now: bool
+
+
+AnyToWorker = Rendezvous | Answer | Committed | WantCheckpoint | PreemptionTold | Undriven
 
 to_agent = msgspec.msgpack.Decoder(AnyToAgent)
 from_agent = msgspec.msgpack.Decoder(AnyFromAgent)

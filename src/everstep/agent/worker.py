@@ -21,6 +21,7 @@ from everstep.backend.base import Backend
 from everstep.preemption import PreemptionInfo
 
 STOPPED = 128 + signal.SIGTERM
+COLLECTIVES = ("barrier", "broadcast")
 
 
 class SocketLink:
@@ -30,6 +31,7 @@ class SocketLink:
         self._sock = sock
         self._sending = threading.Lock()
         self._seq = 0
+        self._turn = 0
         self._answers: dict[int, queue.SimpleQueue[wire.Answer]] = {}
         self.rendezvous: queue.SimpleQueue[wire.Rendezvous] = queue.SimpleQueue()
         self.session: sessions.Session | None = None
@@ -43,8 +45,10 @@ class SocketLink:
         with self._sending:
             self._seq += 1
             seq = self._seq
+            if what in COLLECTIVES:
+                self._turn += 1
             self._answers[seq] = box
-            self._sock.sendall(wire.frame(wire.Ask(seq, what, body)))
+            self._sock.sendall(wire.frame(wire.Ask(seq, what, body, self._turn)))
         try:
             answer = box.get(timeout=timeout_s)
         except queue.Empty:
@@ -86,6 +90,9 @@ class SocketLink:
             case wire.WantCheckpoint():
                 if self.session is not None:
                     self.session.want_checkpoint = message.reason
+            case wire.Undriven():
+                if self.session is not None:
+                    self.session.undriven(message.now)
             case wire.PreemptionTold():
                 if self.session is not None:
                     self.session.preemption = (

@@ -331,7 +331,7 @@ class Controller:
     def _preemption_notice(self, event: e.PreemptionNotice) -> None:
         view = self.run.fleet.hosts.get(event.host)
         if view is not None and view.alive:
-            self.run.relocation.noticed(view.slice, event.deadline, event.at)
+            self.run.relocation.noticed(event.host, event.deadline, event.at)
             self._reconsider(event.at)
 
     def _notice_cancelled(self, event: e.NoticeCancelled) -> None:
@@ -370,7 +370,7 @@ class Controller:
                 elif restart is not None:
                     recovery.stop_waiting_for_uploads(restart, at)
             case TimerName.SETTLE:
-                if restart is not None and restart.stage is Phase.SETTLING:
+                if restart is not None:
                     recovery.settled(restart, at)
             case TimerName.BACKOFF:
                 if restart is not None and restart.stage is Phase.BACKOFF:

@@ -27,6 +27,8 @@ class Deadlines:
     """From the order to start workers to the last of them being ready, rendezvous included."""
     settle_s: float = 0.05
     """After a failure that looks like an echo, how long the cause may take to show itself."""
+    together_s: float = 0.2
+    """Replica groups that fail within this time of each other are one incident, and replaced together."""
     stop_grace_s: float = 5.0
     """How long workers may take to stop by themselves when the user ends a run."""
     kill_s: float = 10.0
@@ -60,7 +62,7 @@ class Deadlines:
 
     A host that lives on then is used again.
     """
-    orphan_s: float = 0.0
+    orphan_s: float = 300.0
     """How long agents keep training after their driver died without a word."""
 
     def __post_init__(self) -> None:

@@ -85,8 +85,9 @@ class Failure(msgspec.Struct, frozen=True):
 class Incident:
     """Failures that belong together: everything from the first until the workers concerned are gone."""
 
-    def __init__(self, first: Failure) -> None:
+    def __init__(self, first: Failure, seen: float) -> None:
         self.failures = [first]
+        self.seen = seen
         self.charged = False
 
     def add(self, failure: Failure) -> None:

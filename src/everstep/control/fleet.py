@@ -67,6 +67,11 @@ class Fleet:
         self.noticed[name] = deadline
         self._noticed_hosts[name] = frozenset(h.id for h in self.hosts.values() if h.slice == name)
 
+    def deadline_of(self, host: HostId) -> float | None:
+        """Until when this machine stays, if it has a notice."""
+        name = self.hosts[host].slice
+        return self.noticed.get(name) if host in self._noticed_hosts.get(name, ()) else None
+
     def _forget_notices(self, names: Iterable[SliceName]) -> None:
         """A notice goes with its machines: others that come in their place have none."""
         for name in list(names):

@@ -65,7 +65,7 @@ class Recovery:
                 self._widen(restart, groups, failure, at)
                 return
         full = run.settings.group_size is None
-        restart = self.begin(groups, full=full, incident=Incident(failure), reason=_why(failure), at=at)
+        restart = self.begin(groups, full=full, incident=Incident(failure, at), reason=_why(failure), at=at)
         if self._escalate_if_all_failed(restart, at):
             return
         if failure.echo and run.settings.deadlines.settle_s > 0:
@@ -96,9 +96,12 @@ class Recovery:
             self.settled(restart, at)
 
     def settled(self, restart: Restart, at: float) -> None:
-        """The cause has shown itself, or has had its time."""
+        """The cause has shown itself, or has had its time; so have groups that fail together."""
         self._run.do(c.CancelTimer(TimerName.SETTLE, restart.key))
-        self.stop(restart, at)
+        if restart.stage is Phase.SETTLING:
+            self.stop(restart, at)
+        else:
+            self._check_stopped(restart, at)
 
     def _would_be_all(self) -> bool:
         return {g for restart in self._run.restarts for g in restart.groups} >= set(self._run.groups)
@@ -137,10 +140,10 @@ class Recovery:
     def start_failed(self, restart: Restart, failure: Failure, at: float) -> None:
         """A start did not work out: stop what has started, and go round again, or up the ladder."""
         run = self._run
-        restart.incident = Incident(failure)
+        restart.incident = Incident(failure, at)
         restart.reason = _why(failure)
         restart.attempts += 1
-        run.cancel_timers(restart)
+        run.cancel_timers(restart, but=TimerName.UPLOAD)
         run.withdraw(restart)
         if not restart.full and restart.attempts >= run.settings.group_attempts:
             self._escalate(restart, at)
@@ -286,6 +289,11 @@ class Recovery:
         if restart not in run.restarts or restart.stage is not Phase.STOPPING or restart.stopping:
             return
         run.do(c.CancelTimer(TimerName.KILL, restart.key))
+        if not restart.full and restart.incident is not None:
+            together = restart.incident.seen + run.settings.deadlines.together_s
+            if at < together:
+                run.do(c.SetTimer(TimerName.SETTLE, restart.key, together))
+                return
         # A replica group that is replaced gets its state from its peers: for that no upload is waited for.
         restart.waits_for_uploads = restart.full and bool(run.uploading_hosts(restart))
         if restart.waits_for_uploads:
@@ -356,6 +364,7 @@ class Recovery:
     def _start(self, restart: Restart, at: float) -> None:
         run = self._run
         run.cancel_timers(restart)
+        restart.waits_for_uploads = False
         for g in restart.groups:
             run.discard_open(run.groups[g])
         generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}

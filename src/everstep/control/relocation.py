@@ -204,9 +204,10 @@ class Relocation:
 
     # ------------------------------------------------------------------ notices
 
-    def noticed(self, name: SliceName, deadline: float, at: float) -> None:
+    def noticed(self, host: HostId, deadline: float, at: float) -> None:
         """One host of a slice noticed means the whole slice; the earliest deadline counts."""
-        known = self.fleet.noticed.get(name)
+        name = self.fleet.hosts[host].slice
+        known = self.fleet.deadline_of(host)
         if known is None or deadline < known:
             self.fleet.notice(name, deadline)
             self._do(c.PreemptionSeen(at, name, deadline))
@@ -275,8 +276,9 @@ class Relocation:
         if self.settings.group_size is not None and any(not g.finished for g in staying):
             everyone = [a for g in groups.values() for a in g.members.values()]
             moving = [a for g in sorted(going) for a in groups[g].members.values()]
-            others = {name for g in staying for name in g.slices()} | set(taken)
-            places = self.fleet.place_again(moving, everyone, others, at)
+            # Groups that are being replaced go back to where they were, as far as that is still there.
+            others = {name for g in groups.values() if g.number not in going for name in g.slices()}
+            places = self.fleet.place_again(moving, everyone, others | set(taken), at)
             slices = frozenset(a.slice for a in places)
             return (going, slices) if places and not slices & leaving else None
         if restarting:

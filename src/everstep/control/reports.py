@@ -71,6 +71,10 @@ class ReportBook:
         """The ranks that checkpoint ``index`` waits for."""
         return sorted(rank for rank in self._ranks if not self._settled(rank, index))
 
+    def awaited(self, rank: int) -> set[int]:
+        """Indices of this rank's checkpoints that are neither complete nor given up."""
+        return self._owed[rank] | {k for k, parts in self._pending.items() if rank in parts}
+
     def uploading(self) -> frozenset[int]:
         """Ranks whose upload alone stands between a checkpoint and its commit: it needs no process."""
         return frozenset(

@@ -132,9 +132,10 @@ class Run:
         self.fleet.withdraw(restart.reservation)
         restart.reservation = None
 
-    def cancel_timers(self, restart: Restart) -> None:
+    def cancel_timers(self, restart: Restart, but: TimerName | None = None) -> None:
         for timer in _RESTART_TIMERS:
-            self.do(c.CancelTimer(timer, restart.key))
+            if timer is not but:
+                self.do(c.CancelTimer(timer, restart.key))
 
     def abandon(self, restart: Restart) -> None:
         self.cancel_timers(restart)

@@ -16,6 +16,7 @@ from everstep.agent import wire
 from everstep.backend.base import Member
 from everstep.checkpoint import Result
 from everstep.control.commands import Outcome
+from everstep.control.placement import Assignment
 from everstep.driver import journal
 from everstep.driver.history import History, plain_value, result_of, to_delete
 from everstep.errors import WorkerError, WorkerGroupError
@@ -85,12 +86,14 @@ def run_here(spec: RunSpec, name: str, folder: Path, history: History) -> Result
     )
     limits = spec.run.deadlines
     member = Member(0, 1, 0, 1, 0, 1)
+    here = Assignment(0, "here", 0, 1, 0, 1, 1, "here", 0, 1, 0, 1, 0, 1)
     newest = history.newest
     worker = wire.WorkerSpec(
         run_name=name,
         run_folder=str(folder),
         epoch=epoch,
         generation=0,
+        assignment=here,
         member=member,
         checkpoint=newest.ref.folder if newest is not None else None,
         reason="first start",

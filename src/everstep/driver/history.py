@@ -11,8 +11,9 @@ import msgspec
 
 from everstep.checkpoint import Checkpoint, Result
 from everstep.config import CheckpointConfig
-from everstep.control.commands import GroupStarted
+from everstep.control.commands import GroupStarted, PhaseChanged, RecoveryDecided
 from everstep.control.events import CheckpointRef
+from everstep.control.failures import Budget
 from everstep.driver import journal
 from everstep.errors import ConfigError, TrainingFailedError
 
@@ -39,6 +40,11 @@ class History:
     outcome: str = ""
     message: str = ""
     value: bytes | None = None
+    fingerprint: str = ""
+    spent: dict[Budget, int] = field(default_factory=dict)
+    """Of the budgets, since the run was last started (not taken over)."""
+    _rows: dict[int, int] = field(default_factory=dict)
+    """How many of ``metrics`` belong to an epoch."""
 
     def apply(self, record: journal.AnyRecord) -> None:
         """Take one record in. The driver does the same with what it writes: there is one way to the truth."""
@@ -46,6 +52,7 @@ class History:
             case journal.Opened():
                 self.lease = record.lease
                 self.outcome = ""
+                self.fingerprint = record.fingerprint
             case journal.Committed():
                 ref = CheckpointRef(record.folder, record.epoch, record.index)
                 self.checkpoints[record.folder] = Kept(
@@ -56,13 +63,21 @@ class History:
                 self.checkpoints.pop(record.folder, None)
             case journal.Metrics():
                 self.metrics.extend(record.rows)
+                self._rows[record.epoch] = self._rows.get(record.epoch, 0) + len(record.rows)
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case journal.Closed():
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
-            case GroupStarted():
+            case GroupStarted() | PhaseChanged():
                 self.last_epoch = max(self.last_epoch, record.epoch)
+            case RecoveryDecided():
+                self.spent[Budget(record.budget)] = record.spent
             case _:
                 pass
+
+    def epoch_rows(self, epoch: int) -> list[msgspec.Raw]:
+        """Rank 0's reports of an epoch, if it is the last that has any."""
+        count = self._rows.get(epoch, 0)
+        return self.metrics[-count:] if count and epoch == max(self._rows) else []
 
     @property
     def newest(self) -> Kept | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ class Opened(Entry, frozen=True):
     workers_min: int
     workers_max: int
     pid: int
+    fingerprint: str = ""
+    """Of the training function, its config and what it imports of the user's."""
 
 
 class Committed(Entry, frozen=True):
@@ -107,20 +110,22 @@ class Journal:
         )
         disk.sync_folder(folder)
         self._buffer: list[bytes] = []
+        self._flushing = threading.Lock()
 
     def append(self, record: AnyRecord) -> None:
         body = _encoder.encode(record)
         self._buffer.append(_HEAD.pack(len(body), zlib.crc32(body)) + body)
 
     def flush(self, sync: bool = True) -> None:
-        """Write what was appended. Called from one thread at a time."""
-        waiting, self._buffer = self._buffer, []
-        if waiting:
-            data = memoryview(b"".join(waiting))
-            while data:
-                data = data[os.write(self._fd, data) :]
-        if sync:
-            os.fsync(self._fd)
+        """Write what was appended."""
+        with self._flushing:
+            waiting, self._buffer = self._buffer, []
+            if waiting:
+                data = memoryview(b"".join(waiting))
+                while data:
+                    data = data[os.write(self._fd, data) :]
+            if sync and waiting:
+                os.fsync(self._fd)
 
     def close(self) -> None:
         self.flush()

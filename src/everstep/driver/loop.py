@@ -33,18 +33,17 @@ from everstep.control.failures import Failure, Kind
 from everstep.control.placement import Assignment
 from everstep.driver import journal, payload
 from everstep.driver.history import History, plain_value, to_delete
+from everstep.driver.leftbehind import LeftBehind
 from everstep.driver.meeting import Meeting
 from everstep.driver.observer import Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
+from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Ask, Engine
 from everstep.storage import checkpoints as store
 from everstep.topology.slices import HostId, HostView
 
 _FLUSH_S = 0.2
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
-
-Key = tuple[int, int, int]
-"""(epoch, generation, rank)."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +59,7 @@ class Job:
     scaling: ScalingConfig
     run: RunConfig
     seed: int
-
-
-class _Stream:
-    """A worker, as its driver hears it."""
-
-    def __init__(self, assignment: Assignment, generation: int) -> None:
-        self.assignment = assignment
-        self.generation = generation
-        self.frames = wire.Frames()
-        self.upto = 0
-        self.joined = False
-        self.returned = False
-        self.failed = False
+    fingerprint: str
 
 
 class Driver:
@@ -96,7 +83,7 @@ class Driver:
         self._queue: deque[e.AnyEvent] = deque()
         self._pumping = False
         self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
-        self._streams: dict[Key, _Stream] = {}
+        self._streams: dict[Key, Stream] = {}
         self._meeting = Meeting(self._tell)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="everstep-disk")
         self._rows: list[msgspec.Raw] = []
@@ -108,6 +95,10 @@ class Driver:
         self._prepared: set[HostId] = set()
         self._pids: dict[int, int] = {}
         self._notices: dict[HostId, float] = {}
+        self._committing: set[tuple[int, int, int]] = set()
+        """(replica group, generation, index) of checkpoints that are being committed."""
+        self._left: LeftBehind | None = None
+        """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
         """Since when a checkpoint waits for ranks."""
         self._all_metrics = any(_overrides_after_report(cb) for cb in job.run.callbacks)
@@ -141,16 +132,22 @@ class Driver:
                     self._job.scaling.min_workers,
                     self._job.scaling.max_workers,
                     os.getpid(),
+                    self._job.fingerprint,
                 )
             )
             await self._engine.open(self, self._ask())
+            left = await self._take_over()
             self.emit(
                 e.RunOpened(
                     at=time.monotonic(),
                     last_epoch=self._history.last_epoch,
                     checkpoints=tuple(k.ref for k in self._history.checkpoints.values()),
+                    spent=tuple(self._history.spent.items()) if left is not None else (),
+                    adopted=left.adopted() if left is not None else None,
                 )
             )
+            if left is not None:
+                self._hear_again(left)
             await self._over.wait()
             if self._broken is not None:
                 raise self._broken
@@ -170,6 +167,49 @@ class Driver:
             forget_run(self._job.name)
             self._disk.shutdown(wait=True)
             self._journal.close()
+
+    # ------------------------------------------------------------------ taking a run over
+
+    async def _take_over(self) -> LeftBehind | None:
+        """Ask agents that hold workers of this run what they have. Whole worker groups are kept; others are
+        ended.
+        """
+        hosts = self._engine.held()
+        if not hosts:
+            return None
+        self._left = left = LeftBehind(hosts)
+        for host in hosts:
+            self._engine.claim(host)
+        await left.wait(left.told, self._limits.heartbeat_timeout_s)
+        self._history.last_epoch = max(self._history.last_epoch, left.epoch)
+        why_not = left.why_not_whole()
+        if not why_not and self._history.fingerprint != self._job.fingerprint:
+            why_not = "the training function or its config changed"
+        if not why_not:
+            self._left = None
+            self._streams = left.streams()
+            self._pids = left.pids()
+            self._prepared = set(left.hosts)
+            self._epoch_rows = self._history.epoch_rows(left.epoch)
+            self._rows_from = len(self._epoch_rows) + 1
+            turn = max((stream.turn for stream in self._streams.values()), default=0)
+            self._meeting.restart({rank for _, _, rank in self._streams}, left.epoch, turn)
+            self._observer.say(f"took over {len(self._streams)} workers, which never stopped")
+            self._publish()
+            return left
+        self._observer.say(f"the workers of an earlier driver are ended: {why_not}")
+        for host, ranks in left.ranks_by_host().items():
+            left.stopping.add(host)
+            self._engine.send(host, wire.Stop(self._lease, left.epoch, ranks, 0.0))
+        await left.wait(left.stopped, self._limits.kill_s)
+        self._left = None
+        for host in hosts:
+            self._engine.unclaim(host)
+        return None
+
+    def _hear_again(self, left: LeftBehind) -> None:
+        for host, message in left.messages():
+            self.on_message(host, message)
 
     def _ask(self) -> Ask:
         scaling = self._job.scaling
@@ -278,6 +318,9 @@ class Driver:
         self.emit(e.HostLost(at=time.monotonic(), host=host, failure=failure))
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
+        if self._left is not None:
+            self._left.hear(host, message)
+            return
         match message:
             case wire.FromWorker():
                 self._heard_worker(message)
@@ -308,7 +351,7 @@ class Driver:
                 self._observer.output(message.rank, message.text)
             case wire.Noticed():
                 self._noticed(host, message.grace_s)
-            case wire.Status() | wire.Beat():
+            case wire.Status() | wire.Beat() | wire.Inventory() | wire.HandedOver():
                 pass
             case _:
                 assert_never(message)
@@ -382,7 +425,7 @@ class Driver:
             leaders.setdefault(a.slice_id, self._engine.address(a.host))
         for a in command.assignments:
             generation = generations[a.group_id]
-            self._streams[(command.epoch, generation, a.rank)] = _Stream(a, generation)
+            self._streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
             attempt = f"epoch-{command.epoch:04d}" + (f".{generation}" if generation else "")
             devices = self._devices_of(a)
             member = Member(
@@ -409,6 +452,7 @@ class Driver:
                     run_folder=str(job.run_folder),
                     epoch=command.epoch,
                     generation=generation,
+                    assignment=a,
                     member=member,
                     checkpoint=command.checkpoint,
                     reason=command.reason,
@@ -441,23 +485,22 @@ class Driver:
         owed: list[int] = []
         parts: list[Any] = []
         restore_s = 0.0
-        for body in stream.frames.feed(message.data):
-            word = wire.from_worker.decode(body)
+        for word in stream.feed(message.data):
             if isinstance(word, wire.Report):
-                stream.upto = word.index
                 restore_s = max(restore_s, word.restore_s)
-                if word.part is not None:
+                if word.part is not None and word.part.folder not in self._history.checkpoints:
                     parts.append(word.part)
                 if word.owed:
                     owed.append(word.index)
-                if message.rank == 0:
+                if message.rank == 0 and word.index > len(self._epoch_rows):
                     self._rows.append(word.metrics)
                     self._epoch_rows.append(word.metrics)
                 if self._all_metrics:
                     self._observer.reported(message.rank, word.index, word.metrics)
                 continue
             if isinstance(word, wire.PartDone):
-                parts.append(word.part)
+                if word.part.folder not in self._history.checkpoints:
+                    parts.append(word.part)
                 continue
             # What came before must be known before what comes now: a return, a failure, a question.
             self._tell_reports(key, stream, before, owed, parts, restore_s)
@@ -466,7 +509,7 @@ class Driver:
         self._tell_reports(key, stream, before, owed, parts, restore_s)
 
     def _tell_reports(
-        self, key: Key, stream: _Stream, before: int, owed: list[int], parts: list[Any], restore_s: float
+        self, key: Key, stream: Stream, before: int, owed: list[int], parts: list[Any], restore_s: float
     ) -> None:
         if stream.upto == before and not parts:
             return
@@ -484,7 +527,7 @@ class Driver:
             )
         )
 
-    def _heard_word(self, key: Key, stream: _Stream, word: wire.AnyFromWorker) -> None:
+    def _heard_word(self, key: Key, stream: Stream, word: wire.AnyFromWorker) -> None:
         epoch, generation, rank = key
         now = time.monotonic()
         match word:
@@ -498,7 +541,6 @@ class Driver:
                     ]
                     self._tell(epoch, others, wire.Rendezvous(word.endpoint))
             case wire.Joined():
-                stream.joined = True
                 self.emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.PartFailed():
                 self._observer.say(
@@ -583,7 +625,7 @@ class Driver:
 
     # ------------------------------------------------------------------ words to workers
 
-    def _current_streams(self) -> list[_Stream]:
+    def _current_streams(self) -> list[Stream]:
         epoch = self.controller.epoch
         return [stream for (e_, _, _), stream in self._streams.items() if e_ == epoch]
 
@@ -608,6 +650,8 @@ class Driver:
         rows = self._epoch_rows
         metrics = rows[ready.index - 1] if 0 < ready.index <= len(rows) else _EMPTY
         ranks = [rank for rank, _ in ready.parts]
+        under_way = (command.group, command.generation, ready.index)
+        self._committing.add(under_way)
 
         def on_disk() -> store.Manifest:
             return store.commit(
@@ -616,6 +660,7 @@ class Driver:
 
         def done(outcome: store.Manifest | BaseException) -> None:
             now = time.monotonic()
+            self._committing.discard(under_way)
             if isinstance(outcome, BaseException):
                 self._observer.say(f"checkpoint {ready.folder} could not be committed: {outcome}")
                 self.emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(outcome)))
@@ -668,8 +713,32 @@ class Driver:
         while True:
             await asyncio.sleep(_FLUSH_S)
             self._flush_rows()
-            self._on_disk(self._journal.flush, lambda _: None)
+            acknowledge = self._acknowledgements()
+            self._on_disk(self._journal.flush, acknowledge)
             self._warn_of_uncommitted()
+
+    def _acknowledgements(self) -> Callable[[object], None]:
+        """What agents need not keep once all that is written now is durable."""
+        groups = self.controller.groups
+        by_host: dict[HostId, list[tuple[int, int, bytes]]] = {}
+        for (_, generation, rank), stream in self._streams.items():
+            number = stream.assignment.group_id
+            group = groups.get(number)
+            if group is None or group.generation != generation:
+                continue
+            awaited = {k for g, n, k in self._committing if (g, n) == (number, generation)}
+            awaited |= group.book.awaited(rank)
+            stream.settle(awaited, self._meeting.waits(rank, stream.turn))
+            moved = stream.acknowledgement()
+            if moved is not None:
+                by_host.setdefault(stream.assignment.host, []).append((rank, *moved))
+        epoch = self.controller.epoch
+
+        def tell(_: object) -> None:
+            for host, ranks in by_host.items():
+                self._engine.send(host, wire.Acknowledge(self._lease, epoch, ranks))
+
+        return tell
 
     def _warn_of_uncommitted(self) -> None:
         """A checkpoint that some ranks never report would wait for ever without a word."""

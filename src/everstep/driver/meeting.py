@@ -8,32 +8,37 @@ from everstep.agent import wire
 
 
 class Meeting:
-    """Barriers and broadcasts, matched by how many each rank has called."""
+    """Barriers and broadcasts. A rank says which of its collectives this is; all ranks' n-th are one."""
 
     def __init__(self, tell: Callable[[int, list[int], wire.AnyToWorker], None]) -> None:
         self._tell = tell
         self._ranks: set[int] = set()
         self._epoch = 0
-        self._called: dict[int, int] = {}
+        self._over = 0
         self._waiting: dict[int, dict[int, wire.Ask]] = {}
 
-    def restart(self, ranks: set[int], epoch: int) -> None:
-        """A new worker group: nobody of the old one is waiting any more."""
-        self._ranks, self._epoch = ranks, epoch
-        self._called.clear()
+    def restart(self, ranks: set[int], epoch: int, over: int = 0) -> None:
+        """A new worker group; or one that an earlier driver has seen through ``over`` collectives."""
+        self._ranks, self._epoch, self._over = ranks, epoch, over
         self._waiting.clear()
 
+    def waits(self, rank: int, turn: int) -> bool:
+        """Whether this question of this rank is still to be answered."""
+        return turn > self._over and rank in self._waiting.get(turn, ())
+
     def ask(self, rank: int, ask: wire.Ask) -> None:
-        turn = self._called[rank] = self._called.get(rank, 0) + 1
-        here = self._waiting.setdefault(turn, {})
+        if ask.turn <= self._over:
+            return  # answered already; it is told again because the driver that did so died
+        here = self._waiting.setdefault(ask.turn, {})
         here[rank] = ask
         kinds = {a.what for a in here.values()}
         if len(kinds) > 1:
             error = f"ranks called different collectives at the same time: {', '.join(sorted(kinds))}"
-            self._answer(turn, b"", error)
+            self._answer(ask.turn, b"", error)
         elif here.keys() >= self._ranks:
-            self._answer(turn, here[0].body if ask.what == "broadcast" else b"", "")
+            self._answer(ask.turn, here[0].body if ask.what == "broadcast" else b"", "")
 
     def _answer(self, turn: int, body: bytes, error: str) -> None:
+        self._over = max(self._over, turn)
         for rank, ask in self._waiting.pop(turn).items():
             self._tell(self._epoch, [rank], wire.Answer(ask.seq, body, error))

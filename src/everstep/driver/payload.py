@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import dis
 import functools
+import hashlib
 import os
+import re
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -128,3 +132,71 @@ def python_path(runtime_env: Mapping[str, Any]) -> list[str]:
     path = [p or str(Path.cwd()) for p in sys.path]
     folder = runtime_env.get("working_dir")
     return [str(folder), *path] if folder else path
+
+
+def fingerprint(function: Any, config: Mapping[str, Any] | None, scaling: object) -> str:
+    """Whether this is the code that runs already: the same for the same script, in any process.
+
+    Made of the config, the function's code and the text of the user's modules that are loaded. Not of its
+    pickle, which differs from process to process.
+    """
+    digest = hashlib.sha256()
+    for part in (_canonical(config), _canonical(scaling), _code_text(function)):
+        digest.update(part.encode() + b"\0")
+    for path in sorted(_user_files()):
+        with contextlib.suppress(OSError):
+            digest.update(path.encode() + b"\0" + Path(path).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k!r}:{_canonical(v)}" for k, v in sorted(value.items(), key=repr)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    if value is None or isinstance(value, str | bytes | int | float | bool):
+        return repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _canonical({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, FunctionType):
+        return _code_text(value)
+    # An object's address is in its repr, and says nothing.
+    return _ADDRESS.sub("", f"{type(value).__module__}.{type(value).__qualname__}:{value!r}")
+
+
+def _code_text(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        return _code_text(function.func) + _canonical(list(function.args)) + _canonical(function.keywords)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return _canonical(vars(function)) if hasattr(function, "__dict__") else repr(type(function))
+    parts = []
+    for inner in _codes(code):
+        constants = [c for c in inner.co_consts if not isinstance(c, CodeType)]
+        parts.append(f"{inner.co_name}{inner.co_code.hex()}{inner.co_names}{constants!r}")
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _assigned(cell)]
+    captured = [c for c in cells if c is not function]
+    return "|".join(parts) + _canonical(getattr(function, "__defaults__", None)) + _canonical(captured)
+
+
+def _assigned(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - whether it can be read is the question
+    except ValueError:
+        return False
+    return True
+
+
+def _user_files() -> list[str]:
+    """Source files of loaded modules that are neither Python's own nor installed, nor ours."""
+    places = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    ours = str(Path(__file__).parents[1])
+    found = []
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and path.endswith(".py") and not path.startswith((*places, ours)):
+            found.append(os.path.abspath(path))
+    return found
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")

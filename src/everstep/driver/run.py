@@ -97,6 +97,7 @@ def run_training(spec: RunSpec) -> Result:
         # From Python's own generator: random.seed(…) in the user's script makes the ranks' seeds
         # reproducible.
         random.getrandbits(62),
+        payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling),
     )
     context = TrainRunContext(
         f"{name}-{history.lease + 1}", spec.run, spec.scaling, spec.train_loop_config, spec.backend

@@ -23,6 +23,7 @@ from everstep.agent import kernel
 from everstep.agent.host import SOCKET
 
 _START_S = 30.0
+_END_S = 10.0
 
 
 class HostFile(msgspec.Struct, frozen=True):
@@ -61,10 +62,21 @@ class LocalCluster:
         workers_per_host: Worker slots of each host. None: as many as a run asks for.
     """
 
-    def __init__(self, slices: int = 1, hosts_per_slice: int = 1, workers_per_host: int | None = 1) -> None:
+    def __init__(
+        self,
+        slices: int = 1,
+        hosts_per_slice: int = 1,
+        workers_per_host: int | None = 1,
+        *,
+        folder: Path | None = None,
+    ) -> None:
         self.hosts_per_slice = hosts_per_slice
         self.workers_per_host = workers_per_host
-        self.folder = Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for host, facts in self.hosts.items():  # of an earlier driver, in a folder that was given
+            if not _lives(facts):
+                shutil.rmtree(self.folder / host)
         self._next_slice = 0
         self._lock = threading.Lock()
         self._timers: dict[str, threading.Timer] = {}
@@ -108,8 +120,9 @@ class LocalCluster:
         name to complete it.
         """
         with self._lock:
-            if name is None:
-                name = f"slice-{self._next_slice}"
+            while name is None:
+                if f"slice-{self._next_slice}" not in self.slices:
+                    name = f"slice-{self._next_slice}"
                 self._next_slice += 1
             there = len(self.slices.get(name, []))
             count = hosts if hosts is not None else self.hosts_per_slice - there
@@ -208,19 +221,22 @@ class LocalCluster:
             timer.cancel()
 
     def _signal(self, host: str, sig: int) -> None:
-        pid = self._agents[host].pid
+        pid = self.hosts[host].pid
         # The agent first: it must not report the deaths of its workers on its way out.
         for target in [pid, *kernel.descendants(pid)]:
             kernel.send_signal(target, sig)
 
     def _kill(self, host: str) -> None:
-        agent = self._agents.get(host)
-        if agent is None or agent.poll() is not None:
+        facts = self.hosts.get(host)
+        if facts is None or not _lives(facts):
             return
-        below = kernel.descendants(agent.pid)
-        for target in [agent.pid, *below]:
+        for target in [facts.pid, *kernel.descendants(facts.pid)]:
             kernel.send_signal(target, signal.SIGKILL)
-        agent.wait()
+        if host in self._agents:
+            self._agents[host].wait()
+        deadline = time.monotonic() + _END_S
+        while _lives(facts) and time.monotonic() < deadline:
+            time.sleep(0.002)  # somebody else's child: nobody tells us when it is gone
 
     # ------------------------------------------------------------------ the end
 
@@ -228,9 +244,15 @@ class LocalCluster:
         """End every host. Nothing of the cluster is left after this."""
         for host in list(self._timers):
             self._cancel_timer(host)
-        for host in list(self._agents):
+        for host in self.hosts:
             self._kill(host)
+        for agent in self._agents.values():
+            agent.poll()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _lives(facts: HostFile) -> bool:
+    return kernel.is_alive(facts.pid) and kernel.start_time(facts.pid) == facts.pid_started
 
 
 def read_hosts(folder: Path) -> dict[str, HostFile]:

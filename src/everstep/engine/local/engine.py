@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from functools import partial
 from pathlib import Path
 
-from everstep.agent import wire
+from everstep.agent import kernel, wire
 from everstep.control.failures import Failure, Kind
 from everstep.engine.base import Ask, Sink
 from everstep.engine.hearing import Hearing
-from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, socket_of
+from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, runtime_folder, socket_of
 from everstep.engine.local.machine import check_feasible, visible_gpus
 from everstep.topology.slices import HostId, HostView, SliceName
 
@@ -123,11 +124,16 @@ class LocalEngine:
         self.sink, self.ask = sink, ask
         self.hearing = Hearing(ask.deadlines, self._silent)
         if self._cluster is None:
-            self._own = await asyncio.get_running_loop().run_in_executor(
-                None, lambda: LocalCluster(1, 1, None)
-            )
-        self.folder = (self._cluster or self._own or LocalCluster(0)).folder
+            # Named after the run, so that another driver of it finds the agents that this one may leave
+            # behind.
+            name = "r" + hashlib.sha256(ask.run.encode()).hexdigest()[:16]
+            self._own = LocalCluster(0, 1, None, folder=runtime_folder() / name)
+            self.folder = self._own.folder
+        else:
+            self.folder = self._cluster.folder
         await self._look()
+        if not self.links:
+            await self._look()  # the first look has started a host
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self.hearing.run())]
 
     async def close(self) -> None:
@@ -201,6 +207,17 @@ class LocalEngine:
 
     # ------------------------------------------------------------------ reserving
 
+    def held(self) -> list[HostId]:
+        return sorted(link.host for link in self.links.values() if link.run == self.ask.run)
+
+    def claim(self, host: HostId) -> None:
+        me = os.getpid()
+        owner = (me, kernel.start_time(me) or 0)
+        self.send(host, wire.Claim(self.ask.run, self.ask.lease, self.ask.deadlines.orphan_s, owner))
+
+    def unclaim(self, host: HostId) -> None:
+        self.send(host, wire.Unclaim(self.ask.lease))
+
     def request_capacity(self, workers: int) -> None:
         """This machine is what it is: nothing can be asked to grow it."""
 
@@ -208,8 +225,7 @@ class LocalEngine:
         hosts = {link.host for link in self.links.values() if link.facts.slice in slices}
         self._claiming[reservation] = hosts
         for host in hosts:
-            link = self.links[host]
-            link.send(wire.Claim(self.ask.run, self.ask.lease, self.ask.deadlines.orphan_s))
+            self.claim(host)
         self._check_claims(reservation, hosts)
 
     def _check_claims(self, reservation: int, hosts: set[HostId]) -> None:

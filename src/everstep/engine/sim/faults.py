@@ -185,6 +185,7 @@ class Faults:
         if self.world.calm or not slice_.present:
             return
         self.story.tell(self.clock.now, "world", f"{slice_.name} is taken away")
+        self.world.fault()  # workers may have left it, and come back for want of another place
         if self.rng.random() < 0.5:
             self.world.fault()  # the workers may be back before the machine goes
             for host in slice_.hosts:

@@ -151,10 +151,12 @@ class Invariants:
             self._check_whole_slices()
 
     def _slack(self) -> float:
-        """Replica groups are a little apart, and so are their uploads and commits."""
+        """Replica groups are a little apart: by uploads, commits, and a step with each replacement."""
+        assert self.drivers is not None
         if self.scenario.settings.group_size is None:
             return 0.0
-        return 60.0 / self.scenario.step_s + 2 * self.scenario.checkpoint_every
+        apart = 60.0 / self.scenario.step_s + 2 * self.scenario.checkpoint_every
+        return apart + len(self.drivers.started)
 
     def _check_ranks(self, places: tuple[Assignment, ...]) -> None:
         settings = self.scenario.settings

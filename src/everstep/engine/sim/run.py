@@ -19,7 +19,7 @@ from everstep.engine.sim.drivers import Drivers
 from everstep.engine.sim.faults import Faults
 from everstep.engine.sim.invariants import Invariants, Violation
 from everstep.engine.sim.scenario import Scenario, draw
-from everstep.engine.sim.story import Story
+from everstep.engine.sim.story import Story, brief
 from everstep.engine.sim.world import World
 
 MOST_EVENTS = 40_000
@@ -33,7 +33,7 @@ class Finding(Exception):
         self.seed = scenario.seed
         self.story = story
         super().__init__(
-            f"seed {scenario.seed}: {type(cause).__name__}: {cause}\n{scenario}\n{story.text(last=60)}"
+            f"seed {scenario.seed}: {type(cause).__name__}: {cause}\n{brief(scenario)}\n{story.text(last=80)}"
             f"replay: python -m everstep.engine.sim.run --seed {scenario.seed} --story"
         )
 

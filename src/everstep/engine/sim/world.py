@@ -216,7 +216,7 @@ class World:
             self.clock.after(self.between(0.01, 1.0), partial(self._come_back, host))
 
     def _come_back(self, host: Host) -> None:
-        if host.alive and not host.frozen and not host.stuck:
+        if host.lost and host.alive and not host.frozen and not host.stuck:
             self._empty(host)
             host.lost = False
             self.announce_capacity()

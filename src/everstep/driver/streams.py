@@ -1,0 +1,114 @@
+"""What the workers say, as the driver hears it: frames out of bytes, and how far each worker has been dealt
+with.
+
+An agent keeps a worker's words until the driver acknowledges them, so that a later driver hears what this one
+did not live to deal with. A frame may be acknowledged once nothing depends on hearing it again: a report once
+it is in the journal and its checkpoint is committed or given up, a question once it is answered. A worker's
+last word is never acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from everstep.agent import wire
+from everstep.control.placement import Assignment
+
+Key = tuple[int, int, int]
+"""(epoch, generation, rank)."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All that a later driver needs to know of what was acknowledged."""
+
+    joined: bool = False
+    upto: int = 0
+    turn: int = 0
+
+
+@dataclass
+class _Open:
+    """A frame that must be heard again if this driver dies now."""
+
+    offset: int
+    summary: Summary
+    index: int = 0
+    """The report whose checkpoint is awaited, or 0."""
+    turn: int = 0
+    """The collective that is to be answered, or 0."""
+
+
+class Stream:
+    """One worker's words."""
+
+    def __init__(self, assignment: Assignment, generation: int, offset: int = 0, state: bytes = b"") -> None:
+        self.assignment = assignment
+        self.generation = generation
+        summary = msgspec.msgpack.decode(state, type=Summary) if state else Summary()
+        self.joined = summary.joined
+        self.upto = summary.upto
+        self.turn = summary.turn
+        self.returned = False
+        self.failed = False
+        self._frames = wire.Frames()
+        self._offset = offset
+        """Where the next frame begins."""
+        self._acknowledged = offset
+        self._open: deque[_Open] = deque()
+
+    def feed(self, data: bytes) -> Iterator[wire.AnyFromWorker]:
+        """The words that are complete now. Each is accounted for before the next is given."""
+        for body in self._frames.feed(data):
+            word = wire.from_worker.decode(body)
+            self._note(word)
+            self._offset += 4 + len(body)
+            match word:
+                case wire.Report():
+                    self.upto = word.index
+                case wire.Joined():
+                    self.joined = True
+                case wire.Ask() if word.turn:
+                    self.turn = word.turn
+                case _:
+                    pass
+            yield word
+
+    def _note(self, word: wire.AnyFromWorker) -> None:
+        match word:
+            case wire.Report() if word.part is not None or word.owed:
+                self._open.append(_Open(self._offset, self._summary(), index=word.index))
+            case wire.Ask():
+                self._open.append(_Open(self._offset, self._summary(), turn=word.turn))
+            case wire.Returned() | wire.Raised():
+                self._open.append(_Open(self._offset, self._summary()))
+            case _:
+                pass
+
+    def _summary(self) -> Summary:
+        return Summary(self.joined, self.upto, self.turn)
+
+    def settle(self, committing: set[int], asking: bool) -> None:
+        """Forget what need not be heard again: checkpoints that nobody waits for any more, questions that are
+        answered.
+        """
+        while self._open:
+            first = self._open[0]
+            waits = first.index in committing if first.index else asking if first.turn else True
+            if waits:
+                break
+            self._open.popleft()
+
+    def acknowledgement(self) -> tuple[int, bytes] | None:
+        """(offset, state) up to which everything is dealt with, if that has moved."""
+        if self._open:
+            offset, summary = self._open[0].offset, self._open[0].summary
+        else:
+            offset, summary = self._offset, self._summary()
+        if offset <= self._acknowledged:
+            return None
+        self._acknowledged = offset
+        return offset, msgspec.msgpack.encode(summary)

@@ -1,0 +1,123 @@
+"""The driver dies without a word; its workers train on, and the same command takes them over."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import alive, wait_for
+
+from everstep import Result
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import everstep as train
+from everstep import RunConfig, ScalingConfig, FailureConfig, Deadlines
+from everstep.torch import TorchTrainer
+from e2e.training import torch_steps
+
+HERE = Path(__file__).parent
+
+trainer = TorchTrainer(
+    torch_steps,
+    train_loop_config={"notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": 3},
+    scaling_config=ScalingConfig(num_workers=4),
+    run_config=RunConfig(
+        name=sys.argv[1], storage_path=str(HERE / "runs"), failure_config=FailureConfig(max_failures=2)
+    ),
+)
+result = trainer.fit()
+print("returned", result.return_value)
+"""
+
+
+def start(folder: Path, name: str) -> subprocess.Popen[str]:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    (folder / "notes").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(script), name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    found = {}
+    for path in sorted((folder / "notes").glob("rank-*.jsonl")):
+        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+        found[int(path.stem.split("-")[1])] = [json.loads(line) for line in lines]
+    return found
+
+
+def stepped(folder: Path, beyond: int) -> bool:
+    seen = rows(folder)
+    return len(seen) == 4 and all(r[-1]["step"] > beyond for r in seen.values())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_killed_driver_costs_no_step_and_no_process(tmp_path: Path, times: int) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    process = start(tmp_path, name)
+    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
+    for n in range(times):
+        process.kill()
+        output, _ = process.communicate()
+        before = max(r[-1]["step"] for r in rows(tmp_path).values())
+        # Nobody drives now, and they train on.
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), "steps without a driver", 60)
+        process = start(tmp_path, name)
+        for _ in range(random.randrange(2)):  # twice in quick succession, now and then
+            process.kill()
+            process.communicate()
+            process = start(tmp_path, name)
+        before = max(r[-1]["step"] for r in rows(tmp_path).values())
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}", 60)
+        assert all(alive(pid) for pid in pids.values()), output
+    (tmp_path / "until").touch()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "took over 4 workers" in output
+    last = int(output.split("returned")[1])
+    for rank, r in rows(tmp_path).items():
+        assert {row["pid"] for row in r} == {pids[rank]}
+        assert [row["step"] for row in r] == list(range(last + 1)), "no gap and no repeat"
+    result = Result.from_path(str(tmp_path / "runs" / name))
+    assert [row["step"] for row in result.metrics_history] == list(range(1, last + 1))
+    committed = [metrics["step"] for _, metrics in result.best_checkpoints]
+    assert committed == list(range(3, last + 1, 3)), "every checkpoint that was reported is there"
+
+
+def test_a_worker_that_died_while_nobody_drove_is_recovered_by_the_next_driver(tmp_path: Path) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    process = start(tmp_path, name)
+    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
+    process.kill()
+    process.communicate()
+    os.kill(pids[2], signal.SIGKILL)
+    wait_for(lambda: not alive(pids[2]), "its death")
+    process = start(tmp_path, name)
+    wait_for(lambda: any(row["epoch"] == 2 for r in rows(tmp_path).values() for row in r), "the recovery", 60)
+    (tmp_path / "until").touch()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "rank 2" in output
+
+
+def test_agents_that_nobody_claims_leave_with_their_workers(tmp_path: Path) -> None:
+    from .scripts import start as start_script
+
+    process = start_script(tmp_path, "trainer(orphan_s=0.5).fit()")
+    wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)), "workers")
+    process.kill()
+    process.communicate()
+    # The fixture that looks for what is left over does the rest.
