@@ -300,7 +300,7 @@ def test_a_notice_goes_with_its_machine_and_does_not_hang_on_to_the_one_that_tak
 
 
 def test_groups_that_leave_do_not_take_the_place_of_a_group_that_waits_for_the_rest_of_its_own() -> None:
-    settings = fixed(4, group_size=2, deadlines=Deadlines(together_s=0.0))
+    settings = fixed(4, group_size=2, max_failures=1, deadlines=Deadlines(together_s=0.0))
     hands = Hands(settings, views("a", "b", "c", "d"))
     hands.lose("d.0")
     assert hands.brain.run.restarts[0].stage is Phase.WAITING

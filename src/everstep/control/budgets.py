@@ -28,7 +28,10 @@ class Budgets:
 
 
 class Backoff:
-    """The pause before a recovery: none for the first, then growing to a cap; a healthy stretch resets it."""
+    """The pause before a recovery: none for the first, then growing to a cap.
+
+    A healthy stretch resets it: a new checkpoint, or long enough without a failure.
+    """
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -39,6 +42,10 @@ class Backoff:
         """Training goes on, since at least now."""
         if self._healthy_since is None:
             self._healthy_since = at
+
+    def progressed(self) -> None:
+        """Something was learnt and kept: whatever fails next is not the same failure again and again."""
+        self._in_a_row = 0
 
     def next_pause(self, at: float) -> float:
         """How long to wait before the recovery from a failure noticed now."""

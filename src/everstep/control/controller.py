@@ -289,6 +289,8 @@ class Controller:
         if ref is None:
             return
         run.do(c.CheckpointKept(at, ref.folder, ref.epoch, ref.index, ref.group, ref.generation))
+        if ref.epoch == run.epoch:
+            self._recovery.progressed()
         self._storage_changed(at)
         trains = run.phase is Phase.RUNNING and not run.restarts
         if trains and ref.epoch == run.epoch and run.relocation.resize_now(run.groups, at):

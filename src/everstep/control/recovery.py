@@ -318,6 +318,9 @@ class Recovery:
 
     # ------------------------------------------------------------------ deciding
 
+    def progressed(self) -> None:
+        self._backoff.progressed()
+
     def _decide(self, restart: Restart, at: float) -> None:
         """The workers concerned are gone: charge the incident, then pause, place, or give up."""
         run = self._run
@@ -325,7 +328,9 @@ class Recovery:
         if restart.incident is not None:
             if not self._charge(restart.incident, at):
                 return
-            pause = self._backoff.next_pause(at)
+            # A slice that is taken away says nothing about the next one.
+            if restart.incident.cause.kind is not Kind.PREEMPTED:
+                pause = self._backoff.next_pause(at)
             self._tell_decision(restart, restart.incident.cause, pause, at)
             self._ending.check_finished(at)
             if run.over:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 from everstep.control import commands as c, events as e
 from everstep.control.commands import Outcome, Rung
-from everstep.control.failures import BUDGET_OF, Budget
+from everstep.control.failures import BUDGET_OF, Budget, Kind
 from everstep.control.placement import Assignment
 from everstep.control.table import TRANSITIONS, Phase
 from everstep.engine.sim.drivers import Drivers
@@ -50,6 +50,8 @@ class Invariants:
         self._starts: deque[float] = deque()
         self._reserves: deque[float] = deque()
         self._news: deque[float] = deque()
+        self._reasons: deque[float] = deque()
+        """What a start need not wait after: a new checkpoint, a slice that is taken away."""
         self._phase = Phase.NEW
 
     def _require(self, holds: bool, what: str) -> None:
@@ -80,7 +82,11 @@ class Invariants:
                     self._check_discard(command)
                 case c.PhaseChanged():
                     self._check_phase(Phase(command.phase))
+                case c.CheckpointKept():
+                    self._reasons.append(now)
                 case c.RecoveryDecided():
+                    if command.cause.kind is Kind.PREEMPTED:
+                        self._reasons.append(now)
                     self._check_charge(command)
                 case c.GroupStarted():
                     self.rungs[command.rung] += 1
@@ -146,6 +152,8 @@ class Invariants:
                 self._require(same == was, "9: ranks and group ids stay when a group is replaced")
         self._places.update((a.rank, a) for a in places)
         assert self.drivers is not None
+        replaced = {g for restart in self.drivers.brain.run.restarts for g in restart.groups}
+        self._require(full or bool(self.drivers.brain.groups.keys() - replaced), "nobody trains: all restart")
         groups_alive = self.drivers.brain.groups.values()
         if not any(group.finished for group in groups_alive) and len(self.drivers.brain.run.restarts) == 1:
             self._check_whole_slices()
@@ -264,12 +272,12 @@ class Invariants:
     def _check_pace(self, now: float) -> None:
         """Nothing retries without backoff."""
         window = 60.0
-        for seen in (self._starts, self._reserves, self._news):
+        for seen in (self._starts, self._reserves, self._news, self._reasons):
             while seen and seen[0] < now - window:
                 seen.popleft()
         resizes = window / self.scenario.settings.resize_interval_s + 1
         calm = window / self.scenario.deadlines.healthy_s + 1
-        allowed = 8 * calm + resizes
+        allowed = 8 * calm + resizes + 2 * len(self._reasons)
         self._require(len(self._starts) <= allowed, f"{len(self._starts)} starts within a minute")
         self._require(
             len(self._reserves) <= 2 * allowed + len(self._news),
