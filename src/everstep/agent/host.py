@@ -60,6 +60,7 @@ class StopJob:
     """Ranks that are to be gone, and the word owed when they are."""
 
     epoch: int
+    generation: int
     ranks: list[int]
     left: set[int]
     pids: set[int] = field(default_factory=set)
@@ -526,10 +527,10 @@ class Agent:
     # ------------------------------------------------------------------ ending workers
 
     def _stop(self, message: wire.Stop) -> None:
-        job = StopJob(message.epoch, message.ranks, set())
+        job = StopJob(message.epoch, message.generation, message.ranks, set())
         for rank in message.ranks:
             worker = self._workers.get((message.epoch, rank))
-            if worker is not None:
+            if worker is not None and worker.spec.generation == message.generation:
                 job.left.add(rank)
                 self._signal(worker, signal.SIGTERM if message.grace_s > 0 else signal.SIGKILL)
         self._stops.append(job)
@@ -546,7 +547,7 @@ class Agent:
     def _check_stopped(self, job: StopJob) -> None:
         if not job.left and job in self._stops:
             self._stops.remove(job)
-            self._say(wire.Gone(job.epoch, job.ranks))
+            self._say(wire.Gone(job.epoch, job.generation, job.ranks))
 
     def _signal(self, worker: Worker, sig: int) -> None:
         worker.kill = sig

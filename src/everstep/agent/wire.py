@@ -144,6 +144,7 @@ class Start(ToAgent, frozen=True):
 class Stop(ToAgent, frozen=True):
     lease: int
     epoch: int
+    generation: int
     ranks: list[int]
     grace_s: float
 
@@ -276,6 +277,7 @@ class Exited(FromAgent, frozen=True):
 
 class Gone(FromAgent, frozen=True):
     epoch: int
+    generation: int
     ranks: list[int]
 
 

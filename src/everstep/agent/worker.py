@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 
@@ -38,7 +38,13 @@ class SocketLink:
 
     def send(self, frame: bytes) -> None:
         with self._sending:
+            self._send(frame)
+
+    def _send(self, frame: bytes) -> None:
+        try:
             self._sock.sendall(frame)
+        except ConnectionError:
+            _await_the_end()
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
         box: queue.SimpleQueue[wire.Answer] = queue.SimpleQueue()
@@ -48,7 +54,7 @@ class SocketLink:
             if what in COLLECTIVES:
                 self._turn += 1
             self._answers[seq] = box
-            self._sock.sendall(wire.frame(wire.Ask(seq, what, body, self._turn)))
+            self._send(wire.frame(wire.Ask(seq, what, body, self._turn)))
         try:
             answer = box.get(timeout=timeout_s)
         except queue.Empty:
@@ -65,14 +71,10 @@ class SocketLink:
         while True:
             try:
                 data = self._sock.recv(1 << 16)
-            except OSError:
-                return
+            except ConnectionError:
+                data = b""
             if not data:
-                # The agent is gone. The template ends us with all that we started; where there is none, we go
-                # by ourselves.
-                if not kernel.HAS_DEATH_SIGNALS:
-                    os._exit(1)
-                return
+                _await_the_end()
             for body in frames.feed(data):
                 self._heard(wire.to_worker.decode(body))
 
@@ -100,6 +102,16 @@ class SocketLink:
                         if message.node_to_ranks
                         else None
                     )
+
+
+def _await_the_end() -> NoReturn:
+    """The agent is gone. The template ends us with all that we started, which it finds by us: so we must not
+    go first.
+    """
+    if not kernel.HAS_DEATH_SIGNALS:
+        os._exit(1)
+    while True:
+        time.sleep(60)
 
 
 class _Stopping:

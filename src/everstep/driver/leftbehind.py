@@ -16,7 +16,8 @@ class LeftBehind:
 
     def __init__(self, hosts: list[HostId]) -> None:
         self.hosts = hosts
-        self.stopping: set[HostId] = set()
+        self.stopping: set[tuple[HostId, int]] = set()
+        """(host, generation) of workers that are being ended."""
         self._untold = set(hosts)
         self._held: dict[tuple[int, int], tuple[HostId, wire.Held]] = {}
         self._told: list[tuple[HostId, wire.AnyFromAgent]] = []
@@ -30,7 +31,7 @@ class LeftBehind:
             case wire.HandedOver():
                 self._untold.discard(host)
             case wire.Gone():
-                self.stopping.discard(host)
+                self.stopping.discard((host, message.generation))
             case _:
                 self._told.append((host, message))
         self._changed.set()
@@ -87,10 +88,11 @@ class LeftBehind:
     def pids(self) -> dict[int, int]:
         return {held.spec.member.rank: held.pid for _, held in self._current()}
 
-    def ranks_by_host(self) -> dict[HostId, list[int]]:
-        found: dict[HostId, list[int]] = {}
+    def running(self) -> dict[tuple[HostId, int], list[int]]:
+        """Ranks by host and generation."""
+        found: dict[tuple[HostId, int], list[int]] = {}
         for host, held in self._current():
-            found.setdefault(host, []).append(held.spec.member.rank)
+            found.setdefault((host, held.spec.generation), []).append(held.spec.member.rank)
         return found
 
     def messages(self) -> Iterator[tuple[HostId, wire.AnyFromAgent]]:

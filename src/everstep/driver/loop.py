@@ -198,9 +198,9 @@ class Driver:
             self._publish()
             return left
         self._observer.say(f"the workers of an earlier driver are ended: {why_not}")
-        for host, ranks in left.ranks_by_host().items():
-            left.stopping.add(host)
-            self._engine.send(host, wire.Stop(self._lease, left.epoch, ranks, 0.0))
+        for (host, generation), ranks in left.running().items():
+            left.stopping.add((host, generation))
+            self._engine.send(host, wire.Stop(self._lease, left.epoch, generation, ranks, 0.0))
         await left.wait(left.stopped, self._limits.kill_s)
         self._left = None
         for host in hosts:
@@ -270,7 +270,13 @@ class Driver:
             case c.StartWorkers():
                 self._start_workers(command)
             case c.StopWorkers():
-                stop = wire.Stop(self._lease, command.epoch, sorted(command.ranks), command.grace_s)
+                stop = wire.Stop(
+                    self._lease,
+                    command.epoch,
+                    command.generation,
+                    sorted(command.ranks),
+                    command.grace_s,
+                )
                 self._engine.send(command.host, stop)
             case c.AskCheckpoint():
                 self._tell_all(wire.WantCheckpoint(command.reason.value))
@@ -340,7 +346,11 @@ class Driver:
             case wire.Gone():
                 self.emit(
                     e.WorkersGone(
-                        at=time.monotonic(), host=host, epoch=message.epoch, ranks=frozenset(message.ranks)
+                        at=time.monotonic(),
+                        host=host,
+                        epoch=message.epoch,
+                        generation=message.generation,
+                        ranks=frozenset(message.ranks),
                     )
                 )
             case wire.Prepared():
