@@ -36,6 +36,7 @@ def test_a_fixed_set_of_schedules_holds_and_takes_every_transition_and_every_run
     assert set(outcomes) == {Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED}
 
 
+@pytest.mark.soak
 def test_fresh_schedules_hold(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = os.environ.get("EVERSTEP_SIM_SEED")
     if chosen is not None:
