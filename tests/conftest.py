@@ -21,6 +21,14 @@ sys.path.insert(0, str(_HERE))
 from processes import ours, wait_for  # noqa: E402
 
 
+@pytest.fixture(scope="session", autouse=True)
+def a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What hosts keep between runs goes with the tests, and isn't the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_over() -> Iterator[None]:
     """Invariant 3: every process of ours belongs to a live run, or is gone."""

@@ -112,11 +112,9 @@ def test_checkpoints_are_values(folder, tmp_path, monkeypatch):
     assert relative == checkpoint
 
 
-def test_a_checkpoint_at_a_uri_can_be_passed_around_but_not_read_yet():
+def test_a_checkpoint_at_a_uri_can_be_passed_around():
     checkpoint = pickle.loads(pickle.dumps(Checkpoint("s3://bucket/run/checkpoint_1/")))
     assert checkpoint.path == "s3://bucket/run/checkpoint_1"
-    with pytest.raises(RefusedError, match="later release"):
-        checkpoint.to_directory()
     with pytest.raises(ConfigError, match="got a URI"):
         Checkpoint.from_directory("s3://bucket/x")
 

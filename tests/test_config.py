@@ -131,9 +131,20 @@ def test_what_comes_with_a_later_release_is_refused_and_says_so(arguments):
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/runs", "gs://bucket/runs", "az://container/runs"])
-def test_remote_storage_is_refused_until_it_comes(path):
-    with pytest.raises(RefusedError, match="later release.*Use a folder"):
-        RunConfig(storage_path=path)
+def test_a_remote_storage_path_is_kept_as_it_is(path):
+    assert RunConfig(storage_path=path + "/").storage_path == path
+
+
+def test_storage_options_are_strings_and_not_shown():
+    run = RunConfig(
+        storage_path="s3://b", storage_options={"aws_secret_access_key": "hush", "allow_http": True}
+    )
+    assert run.storage_options == {"aws_secret_access_key": "hush", "allow_http": "true"}
+    assert "hush" not in repr(run)
+    with pytest.raises(ConfigError, match=r"storage_options\['a'\].*'int'"):
+        RunConfig(storage_options={"a": 1})
+    with pytest.raises(ConfigError, match="bucket after the slashes"):
+        RunConfig(storage_path="s3:///runs")
 
 
 def test_parts_of_a_runtime_environment_that_only_ray_serves_are_refused():

@@ -18,6 +18,7 @@ from everstep import (
     WorkerError,
     WorkerGroupError,
 )
+from everstep.errors import DamagedCheckpointError
 
 ECHO = WorkerError(0, "host-0", "raised RuntimeError: connection closed by peer", exit_code=1)
 CAUSE = WorkerError(
@@ -76,6 +77,7 @@ def test_the_relations_are_those_of_ray_train():
         ControllerError(OSError("no route")),
         PreemptionError(PREEMPTED, drain_timed_out=True),
         ConfigError("is wrong.", "Do right.", "field"),
+        DamagedCheckpointError("/run/checkpoint_1", "model.pt", "is missing"),
         *(
             getattr(everstep, name)("what.", "Do.")
             for name in (

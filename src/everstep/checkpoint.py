@@ -1,8 +1,8 @@
 """``Checkpoint``, a folder of plain files, and ``Result``, what ``fit()`` gives back.
 
 How checkpoints are uploaded, committed and retained lives in ``storage`` and the driver. A ``Checkpoint``
-only says where one is and reads it. Local folders are read as they are; other stores come in where
-``_local_folder`` refuses them.
+only says where one is and reads it. Local folders are read as they are; what is elsewhere is downloaded, and
+compared with its manifest if it has one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,8 @@ from everstep.errors import (
 if TYPE_CHECKING:
     import pandas
 
+    from everstep.storage.store import Store
+
 METADATA_FILE = ".metadata.json"
 """Where ``set_metadata`` keeps its dict: inside the folder, as Ray Train does."""
 
@@ -41,9 +42,21 @@ class Checkpoint:
 
     Nothing is read until ``as_directory`` or ``to_directory`` is called, so one can be put into
     ``train_loop_config``.
+
+    Args:
+        path: A folder, or ``s3://bucket/folder``, ``gs://…``, ``az://…``, ``file://…``.
+        filesystem: Ray Train's; refused.
+        storage_options: Credentials and the like for a URI, as in ``RunConfig``. What isn't there is taken
+            from the environment. They go along when the checkpoint is pickled.
     """
 
-    def __init__(self, path: str | os.PathLike[str], filesystem: None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        filesystem: None = None,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
         if filesystem is not None:
             raise RefusedError(
                 f"Checkpoint(filesystem={filesystem!r}) is refused.",
@@ -51,6 +64,7 @@ class Checkpoint:
                 "Checkpoint.filesystem",
             )
         self._path = _address(path)
+        self._options = dict(storage_options or {})
 
     @property
     def path(self) -> str:
@@ -81,39 +95,58 @@ class Checkpoint:
 
         Without ``path`` it is a new temporary folder, which is yours to remove.
         """
-        source = self._local_folder()
         if path is None:
             target = tempfile.mkdtemp(prefix="everstep_checkpoint_")
         else:
             target = os.path.abspath(os.path.expanduser(os.fspath(path)))
-        real_source, real_target = os.path.realpath(source), os.path.realpath(target)
-        if real_source == real_target:
-            return target
-        if os.path.commonpath([real_source, real_target]) == real_source:
-            raise ConfigError(
-                f"Checkpoint.to_directory({target!r}) would copy the checkpoint {source!r} into itself.",
-                "Give a folder outside of it.",
-                "Checkpoint.to_directory.path",
-            )
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        if self._is_local:
+            source = self._local_folder()
+            real_source, real_target = os.path.realpath(source), os.path.realpath(target)
+            if real_source == real_target:
+                return target
+            if os.path.commonpath([real_source, real_target]) == real_source:
+                raise ConfigError(
+                    f"Checkpoint.to_directory({target!r}) would copy the checkpoint {source!r} into itself.",
+                    "Give a folder outside of it.",
+                    "Checkpoint.to_directory.path",
+                )
+        from pathlib import Path
+
+        from everstep.storage.restore import copy_out
+
+        copy_out(self._store(), Path(target))
         return target
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
         """The files in a folder, for as long as the context lasts. Treat it as read-only.
 
-        A local checkpoint is given as it is, without a copy.
+        A local checkpoint is given as it is, without a copy. A remote one is downloaded once a host.
         """
-        yield self._local_folder()
+        if self._is_local:
+            yield self._local_folder()
+            return
+        from everstep.storage import restore
+        from everstep.storage.checkpoints import manifest_of
+
+        store = self._store()
+        if manifest_of(store) is not None:
+            with restore.borrow(store, restore.default_cache()) as folder:
+                yield str(folder)
+            return
+        # Not one of Everstep's: nothing says whether it will change, so no copy of it is kept.
+        with tempfile.TemporaryDirectory(prefix="everstep_checkpoint_") as temporary:
+            yield self.to_directory(temporary)
 
     def get_metadata(self) -> dict[str, Any]:
         """The dict that was stored with the checkpoint; empty if none was."""
-        file = os.path.join(self._local_folder(), METADATA_FILE)
-        try:
-            with open(file, encoding="utf-8") as stream:
-                metadata = json.load(stream)
-        except FileNotFoundError:
+        store = self._store()
+        file = store.address(METADATA_FILE)
+        text = store.read(METADATA_FILE)
+        if text is None:
             return {}
+        try:
+            metadata = json.loads(text)
         except ValueError as error:
             raise StorageError(
                 f"{file} is not JSON: {error}.", "Write it anew with set_metadata(…)."
@@ -124,7 +157,6 @@ class Checkpoint:
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Store a dict with the checkpoint, in place of the one before."""
-        folder = self._local_folder()
         try:
             text = json.dumps(dict(metadata))
         except (TypeError, ValueError) as error:
@@ -133,18 +165,7 @@ class Checkpoint:
                 "Use dicts with string keys, lists, strings, numbers, booleans and None.",
                 "Checkpoint.set_metadata.metadata",
             ) from error
-        # Replaced whole: a reader, or a crash, never meets half a file.
-        with tempfile.NamedTemporaryFile(
-            "w", dir=folder, prefix=METADATA_FILE, delete=False, encoding="utf-8"
-        ) as new:
-            try:
-                new.write(text)
-                new.flush()
-                os.fsync(new.fileno())
-                os.replace(new.name, os.path.join(folder, METADATA_FILE))
-            except BaseException:
-                os.unlink(new.name)
-                raise
+        self._store().replace(METADATA_FILE, text.encode())
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Store a dict with the checkpoint, over the one before, key by key."""
@@ -170,19 +191,17 @@ class Checkpoint:
         return "://" not in self._path
 
     def _local_folder(self) -> str:
-        """The folder to read from. The one place where a remote store will have to download and verify."""
-        if not self._is_local:
-            raise RefusedError(
-                f"{self!r} can't be read: remote storage comes with a later release.",
-                "Copy it to a folder, and use that as the path.",
-                "Checkpoint.path",
-            )
         if not os.path.isdir(self._path):
             raise StorageError(
                 f"There is no checkpoint folder {self._path!r} on this host.",
                 "Check the path; if it is a temporary folder, report it before it is removed.",
             )
         return self._path
+
+    def _store(self) -> Store:
+        from everstep.storage.store import open_store  # here: a config needs no third-party package
+
+        return open_store(self._local_folder() if self._is_local else self._path, self._options)
 
 
 class CheckpointUploadMode(Enum):

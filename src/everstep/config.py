@@ -216,7 +216,9 @@ class RunConfig:
     its own.
     """
     storage_path: str = DEFAULT_STORAGE_PATH
-    """The folder under which runs keep what they have. Made absolute here; ``None`` is the default."""
+    """The folder under which runs keep what they have, or ``s3://bucket/prefix``, ``gs://…``, ``az://…``,
+    ``file://…``. A folder is made absolute here; ``None`` is the default.
+    """
     _: KW_ONLY
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -230,8 +232,12 @@ class RunConfig:
     """
     log_ranks: tuple[int, ...] = (0,)
     """The ranks whose output reaches the terminal. All ranks' goes to files."""
-    storage_options: Mapping[str, str] | None = None
-    """Settings of a remote store: credentials, region, endpoint."""
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+    """Settings of a remote store, by the names that its environment variables have: ``aws_region``,
+    ``aws_endpoint``, ``google_service_account``, ``azure_storage_account_name``, ``allow_http``, … They win
+    over the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``). Kept in memory only: workers get them from
+    the driver.
+    """
     if_finished: Literal["return", "continue"] | None = None
     """What a name whose run has finished does: give its result again, or train on from its newest checkpoint.
     """
@@ -249,12 +255,7 @@ class RunConfig:
         _set(self, "worker_runtime_env", _checked_runtime_env(self.worker_runtime_env))
         _set(self, "deadlines", override_from_environment(self.deadlines, os.environ))
         _set(self, "log_ranks", _checked_log_ranks(self.log_ranks))
-        if self.storage_options:
-            raise RefusedError(
-                "RunConfig(storage_options=…) is refused: remote storage comes with a later release.",
-                "Leave it out, and use a folder as storage_path.",
-                "RunConfig.storage_options",
-            )
+        _set(self, "storage_options", _checked_storage_options(self.storage_options))
         if self.if_finished is not None:
             _require_choice("RunConfig.if_finished", self.if_finished, ("return", "continue"))
         _require_seconds("RunConfig.lease_ttl_s", self.lease_ttl_s)
@@ -489,17 +490,33 @@ def _absolute_storage_path(path: object) -> str:
             )
         return os.path.abspath(unquote(parts.path))
     if parts.scheme in _REMOTE_SCHEMES:
-        raise RefusedError(
-            f"RunConfig(storage_path={text!r}) is refused: remote storage comes with a later release.",
-            "Use a folder; one that every host shares, if there are several.",
-            field_name,
-        )
+        if not parts.netloc:
+            raise _bad(field_name, text, "a bucket after the slashes", f"Write {parts.scheme}://bucket/runs")
+        return text.rstrip("/")
     raise _bad(
         field_name,
         text,
         "a folder, or file://, s3://, gs:// or az://",
         "Use a folder, or mount that store as one",
     )
+
+
+def _checked_storage_options(options: object) -> dict[str, str] | None:
+    name = "RunConfig.storage_options"
+    remedy = "Write storage_options={'aws_region': 'eu-west-1'}, for example"
+    if options is None:
+        return None
+    if not isinstance(options, Mapping):
+        raise _bad(name, type(options).__name__, "a dict of strings", remedy)
+    given = {
+        key: ("true" if value else "false") if isinstance(value, bool) else value
+        for key, value in options.items()
+    }
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            # The value isn't shown: it may be a secret.
+            raise _bad(f"{name}[{key!r}]", type(value).__name__, "a string", remedy)
+    return given
 
 
 def _checked_callbacks(callbacks: object) -> tuple[UserCallback, ...]:

@@ -1,86 +1,207 @@
-"""Checkpoints on disk: whole or not there, and never two in one."""
+"""Checkpoints in a store: whole or not there, and never two in one."""
 
 from __future__ import annotations
 
-import os
-import stat
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from everstep.errors import StorageAccessError, StorageError
-from everstep.storage import checkpoints as store, folder as disk
+from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.storage import checkpoints
+from everstep.storage.checkpoints import Manifest, Share
+from everstep.storage.store import FileRecord, Store, open_store
 
-
-def part(tmp_path: Path, run: Path, rank: int, folder: str = "c", **files: str) -> bytes:
-    source = tmp_path / f"source-{rank}"
-    source.mkdir(exist_ok=True)
-    for name, text in files.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    return store.upload_part(run, folder, source, rank, 1).record
+Bring = Callable[..., bytes]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    disk.make_private(path)
-    return path
+def bring(tmp_path: Path, store: Store) -> Bring:
+    """A rank brings files: the record of its part."""
+
+    def bring(rank: int, folder: str = "c", **files: str) -> bytes:
+        source = tmp_path / f"source-{folder}-{rank}"
+        for name, text in files.items():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_text(text)
+        return checkpoints.upload_part(store, Share(folder, rank, 1, 1), source).record
+
+    return bring
 
 
-def test_a_checkpoint_exists_once_its_manifest_does(tmp_path: Path, run: Path) -> None:
-    parts = [part(tmp_path, run, 0, a="one"), part(tmp_path, run, 1, b="two")]
-    assert store.read_manifest(run, "c") is None
-    store.commit(run, "c", 1, 1, parts)
-    manifest = store.read_manifest(run, "c")
+def test_a_checkpoint_exists_once_its_manifest_does(store: Store, bring: Bring) -> None:
+    parts = [bring(0, a="one"), bring(1, b="two")]
+    assert checkpoints.read_manifest(store, "c") is None
+    checkpoints.commit(store, "c", 1, 1, parts)
+    manifest = checkpoints.read_manifest(store, "c")
     assert manifest is not None
     assert [(f.path, f.size) for f in manifest.files] == [("a", 3), ("b", 3)]
+    assert manifest.ranks == [0, 1]
 
 
-def test_committing_twice_from_the_same_parts_is_once(tmp_path: Path, run: Path) -> None:
-    parts = [part(tmp_path, run, 0, a="one")]
-    assert store.commit(run, "c", 1, 1, parts) == store.commit(run, "c", 1, 1, parts)
+def test_committing_twice_from_the_same_parts_is_once(store: Store, bring: Bring) -> None:
+    parts = [bring(0, a="one"), bring(1, b="two")]
+    assert checkpoints.commit(store, "c", 1, 1, parts) == checkpoints.commit(store, "c", 1, 1, parts[::-1])
     with pytest.raises(StorageError, match="committed by somebody else"):
-        store.commit(run, "c", 2, 1, parts)
+        checkpoints.commit(store, "c", 2, 1, parts)
+
+
+def test_a_later_driver_can_commit_from_what_is_in_storage(store: Store, bring: Bring) -> None:
+    told = [bring(0, a="one"), bring(1, b="two")]
+    found = checkpoints.read_parts(store, "c")
+    assert [found[rank].record for rank in sorted(found)] == told
+    assert {(part.index, part.folder) for part in found.values()} == {(1, "c")}
+    later = checkpoints.commit(store, "c", 1, 1, [part.record for part in found.values()])
+    assert later == checkpoints.commit(store, "c", 1, 1, told)
 
 
 def test_a_file_that_two_ranks_bring_is_one_of_theirs_and_its_digest_is_right(
-    tmp_path: Path, run: Path
+    store: Store, bring: Bring
 ) -> None:
-    parts = [part(tmp_path, run, 0, a="mine"), part(tmp_path, run, 1, a="yours")]
-    manifest = store.commit(run, "c", 1, 1, parts)
-    (record,) = manifest.files
-    assert (run / "c" / "a").read_text() == "mine"
-    assert record.size == 4
+    parts = [bring(0, a="mine"), bring(1, a="yours")]
+    manifest = checkpoints.commit(store, "c", 1, 1, parts)
+    assert manifest.files == [store.child("c").digest("a")]
+    assert store.read("c/a") == b"mine"
 
 
-def test_a_rank_can_not_bring_two_parts_of_one_checkpoint(tmp_path: Path, run: Path) -> None:
-    part(tmp_path, run, 0, a="one")
+def test_a_part_that_is_brought_again_after_a_crash_is_the_same(store: Store, bring: Bring) -> None:
+    assert bring(0, a="one", b="two") == bring(0, a="one", b="two")
+
+
+def test_a_rank_can_not_bring_two_different_parts_of_one_checkpoint(store: Store, bring: Bring) -> None:
+    bring(0, a="one")
     with pytest.raises(StorageError, match="checkpoint_dir_name"):
-        part(tmp_path, run, 0, a="again")
+        bring(0, a="again")
 
 
-def test_the_first_incarnation_gets_the_name_and_later_ones_a_suffix(run: Path) -> None:
-    assert store.claim_name(run, "best", "e1") == "best"
-    assert store.claim_name(run, "best", "e1") == "best"
-    assert store.claim_name(run, "best", "e2") == "best.e2"
-    assert store.claim_name(run, "best", "e2") == "best.e2"
+def test_the_first_incarnation_gets_the_name_and_later_ones_a_suffix(store: Store) -> None:
+    assert checkpoints.claim_name(store, "best", "e1") == "best"
+    assert checkpoints.claim_name(store, "best", "e1") == "best"
+    assert checkpoints.claim_name(store, "best", "e2") == "best.e2"
+    assert checkpoints.claim_name(store, "best", "e2") == "best.e2"
 
 
-def test_a_file_that_exists_is_never_written_over(run: Path) -> None:
-    assert disk.create(run / "x", b"first")
-    assert not disk.create(run / "x", b"second")
-    assert (run / "x").read_bytes() == b"first"
-    assert [path.name for path in run.iterdir()] == ["x"]
+def test_a_restored_checkpoint_that_is_reported_again_does_not_bring_its_old_manifest(
+    tmp_path: Path,
+) -> None:
+    run = open_store(tmp_path / "run")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("one")
+    part = checkpoints.upload_part(run, Share("first", 0, 1, 1), source)
+    checkpoints.commit(run, "first", 1, 1, [part.record])
+    part = checkpoints.upload_part(run, Share("second", 0, 1, 2), tmp_path / "run" / "first")
+    assert checkpoints.read_manifest(run, "second") is None
+    manifest = checkpoints.commit(run, "second", 1, 2, [part.record])
+    assert [file.path for file in manifest.files] == ["a"]
 
 
-def test_folders_are_the_users_alone_also_those_in_between(tmp_path: Path) -> None:
-    disk.make_private(tmp_path / "a" / "b" / "c")
-    for name in ("a", "a/b", "a/b/c"):
-        assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o700
+def test_folders_and_links_in_a_checkpoint_are_followed(tmp_path: Path) -> None:
+    source, elsewhere = tmp_path / "source", tmp_path / "elsewhere"
+    (source / "deep" / "er").mkdir(parents=True)
+    (source / "deep" / "er" / "f").write_text("1")
+    elsewhere.mkdir()
+    (elsewhere / "g").write_text("2")
+    (source / "linked").symlink_to(elsewhere)
+    (source / "file").symlink_to(elsewhere / "g")
+    (elsewhere / "up").symlink_to(elsewhere)
+    run = open_store(tmp_path / "run")
+    part = checkpoints.upload_part(run, Share("c", 0, 1, 1), source)
+    manifest = checkpoints.commit(run, "c", 1, 1, [part.record])
+    assert [file.path for file in manifest.files] == ["deep/er/f", "file", "linked/g"]
 
 
-def test_a_path_below_a_file_is_refused_with_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageAccessError, match="can't be written"):
-        disk.check_writable(tmp_path / "file" / "below")
+def test_what_others_uploaded_is_listed_with_sizes_and_never_deleted(store: Store, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "d").mkdir(parents=True)
+    (theirs / "d" / "shard").write_text("12345")
+    parts = [checkpoints.note_external(store, Share("c", 0, 1, 1), str(theirs)).record]
+    (theirs / "d" / "shard").write_text("1234567")
+    parts.append(checkpoints.note_external(store, Share("c", 1, 1, 1), str(theirs)).record)
+    manifest = checkpoints.commit(store, "c", 1, 1, parts)
+    assert manifest.external == str(theirs)
+    assert manifest.files == [FileRecord("d/shard", 7, "")]
+    checkpoints.discard(store, "c")
+    assert (theirs / "d" / "shard").exists()
+
+
+def test_an_external_place_that_can_not_be_listed_is_only_noted(store: Store) -> None:
+    part = checkpoints.note_external(store, Share("c", 0, 1, 1), "hdfs://cluster/x")
+    manifest = checkpoints.commit(store, "c", 1, 1, [part.record])
+    assert (manifest.external, manifest.files) == ("hdfs://cluster/x", [])
+
+
+def test_discarding_takes_the_manifest_first(
+    store: Store, bring: Bring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.commit(store, "c", 1, 1, [bring(0, a="one")])
+
+    def broken(self: Store, prefix: str) -> None:
+        raise StorageError("half-way")
+
+    monkeypatch.setattr(type(store), "clear", broken)
+    with pytest.raises(StorageError, match="half-way"):
+        checkpoints.discard(store, "c")
+    monkeypatch.undo()
+    assert checkpoints.read_manifest(store, "c") is None
+    assert store.exists("c/a")
+    checkpoints.discard(store, "c")
+    checkpoints.discard(store, "c")
+    assert list(store.list("c")) == []
+
+
+def test_garbage_is_what_nobody_can_commit_any_more_and_nothing_of_the_users(
+    store: Store, bring: Bring
+) -> None:
+    kept, open_, lost = (checkpoints.folder_name(1, k, None, 0) for k in (1, 2, 3))
+    group = checkpoints.folder_name(2, 1, 3, 1)
+    for name, owner in [("best", "e1"), ("best", "e2"), ("last", "e1")]:
+        folder = checkpoints.claim_name(store, name, owner)
+        store.create(f"{folder}/weights", b"")
+    for folder in (kept, open_, lost, group):
+        bring(0, folder, a="x")
+    for theirs in ("logs/x", "journal/1", "mine/notes", "best.png", "checkpoint_old/x"):
+        store.create(theirs, b"")
+    assert checkpoints.list_folders(store) == sorted([kept, open_, lost, group, "best", "best.e2", "last"])
+    assert checkpoints.garbage(store, [kept, "best.e2"], [open_]) == sorted([lost, group, "best", "last"])
+
+
+# ---------------------------------------------------------------------- formats
+
+PART_1 = {"rank": 3, "files": [{"path": "a", "size": 1, "sha256": "ca978112"}], "external": None}
+MANIFEST_1 = {
+    "format": 1,
+    "epoch": 2,
+    "index": 7,
+    "files": [{"path": "a", "size": 1, "sha256": "ca978112"}],
+    "external": None,
+}
+
+
+def test_parts_and_manifests_of_format_1_are_read(store: Store) -> None:
+    store.create("c/.parts/rank-00003.json", json.dumps(PART_1).encode())
+    parts = checkpoints.read_parts(store, "c")
+    assert list(parts) == [3]
+    committed = checkpoints.commit(store, "c", 2, 7, [parts[3].record])
+    assert committed.files == [FileRecord("a", 1, "ca978112")]
+    store.create("old/.manifest.json", json.dumps(MANIFEST_1).encode())
+    assert checkpoints.read_manifest(store, "old") == Manifest(1, 2, 7, committed.files)
+
+
+def test_what_format_1_committed_is_committed(store: Store) -> None:
+    store.create("c/.manifest.json", json.dumps(MANIFEST_1).encode())
+    assert checkpoints.commit(store, "c", 2, 7, [json.dumps(PART_1).encode()]).index == 7
+
+
+def test_a_newer_format_is_refused_with_the_remedy(store: Store) -> None:
+    newer = {**MANIFEST_1, "format": checkpoints.FORMAT + 1, "unheard": "of"}
+    store.create("c/.manifest.json", json.dumps(newer).encode())
+    with pytest.raises(StorageError, match="newer Everstep.*Upgrade"):
+        checkpoints.read_manifest(store, "c")
+
+
+def test_a_manifest_that_is_cut_off_is_damage(store: Store) -> None:
+    store.create("c/.manifest.json", json.dumps(MANIFEST_1).encode()[:-10])
+    with pytest.raises(DamagedCheckpointError, match=r"c is damaged: \.manifest\.json can't be read"):
+        checkpoints.read_manifest(store, "c")

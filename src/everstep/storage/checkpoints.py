@@ -1,30 +1,51 @@
-"""Checkpoints in a run's folder: parts of each rank, and the manifest that makes them one.
+"""Checkpoints of a run: parts of each rank, and the manifest that makes them one.
 
-A checkpoint exists when its manifest does. Each rank copies its files into the checkpoint's folder, then
+A checkpoint exists when its manifest does. Each rank uploads its files into the checkpoint's folder, then
 writes a part record (files, sizes, digests). From the parts alone any owner of the run can write the
 manifest, once. The files are plain: a user can look into a checkpoint, and load it, without Everstep.
+
+In a run's store::
+
+    checkpoint_0001_000007/             or the name that the user gave
+        model.pt, shards/0, …           what the ranks brought
+        .parts/rank-00000.json          what each of them says that it brought
+        .manifest.json                  written last: from here on the checkpoint exists
+    .names/best                         who has the name "best"
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from everstep.control.reports import Part
-from everstep.errors import StorageError
-from everstep.storage import folder as disk
+from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.storage.folder import files_below
+from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
 MANIFEST = ".manifest.json"
 PARTS = ".parts"
 NAMES = ".names"
-FORMAT = 1
+FORMAT = 2
+"""Of part records and manifests. 1 had no epoch and index in its parts, and no ranks in its manifests."""
+
+_OURS = re.compile(r"checkpoint_\d{4,}_\d{6,}(_g\d{3,}\.\d{3,})?")
+_SUFFIX = re.compile(r"(?P<name>.+)\.e\d+(g\d+\.\d+)?")
 
 
-class FileRecord(msgspec.Struct, frozen=True):
-    path: str
-    size: int
-    sha256: str
+class Share(msgspec.Struct, frozen=True):
+    """Whose share of which checkpoint."""
+
+    folder: str
+    rank: int
+    epoch: int
+    index: int
+    """The how-many-th report of this rank in this epoch."""
 
 
 class PartRecord(msgspec.Struct, frozen=True):
@@ -34,6 +55,9 @@ class PartRecord(msgspec.Struct, frozen=True):
     files: list[FileRecord]
     external: str | None = None
     """Where the checkpoint is, if somebody else put it there (``NO_UPLOAD``)."""
+    format: int = 1
+    epoch: int = 0
+    index: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -42,6 +66,11 @@ class Manifest(msgspec.Struct, frozen=True):
     index: int
     files: list[FileRecord]
     external: str | None = None
+    ranks: list[int] = []
+    """Who brought a part."""
+
+
+# ---------------------------------------------------------------------- names
 
 
 def folder_name(epoch: int, index: int, group: int | None, generation: int) -> str:
@@ -52,80 +81,175 @@ def folder_name(epoch: int, index: int, group: int | None, generation: int) -> s
     return base if group is None else f"{base}_g{group:03d}.{generation:03d}"
 
 
-def claim_name(run: Path, name: str, owner: str) -> str:
+def claim_name(run: Store, name: str, owner: str) -> str:
     """A folder name that the user chose, made unique.
 
     The first incarnation to use a name gets it. A later one (a run that was rewound, a frozen worker that
     woke up) gets the name with its own suffix: every rank of an incarnation comes to the same answer without
     asking anybody.
     """
-    names = run / NAMES
-    disk.make_private(names)
-    claim = names / name
-    if disk.create(claim, owner.encode()) or claim.read_bytes() == owner.encode():
-        return name
-    return f"{name}.{owner}"
+    return name if run.create(f"{NAMES}/{name}", owner.encode()) else f"{name}.{owner}"
 
 
-def upload_part(run: Path, folder: str, source: Path, rank: int, index: int) -> Part:
-    """Copy this rank's files into the checkpoint, durably, and then say so with a part record."""
-    target = run / folder
-    disk.make_private(target)
-    files: list[FileRecord] = []
-    parents: set[Path] = {target}
-    for relative in disk.files_below(source):
-        place = target / relative
-        disk.make_private(place.parent)
-        size, digest, taken = disk.copy_durably(source / relative, place)
-        for parent in relative.parents:
-            parents.add(target / parent)
-        if taken:  # where two ranks bring a file of the same name, the first one's stays
-            files.append(FileRecord(relative.as_posix(), size, digest))
-    for parent in sorted(parents):
-        disk.sync_folder(parent)
-    return _record(run, folder, PartRecord(rank, files), index)
+# ---------------------------------------------------------------------- bringing a part
 
 
-def note_external(run: Path, folder: str, address: str, rank: int, index: int) -> Part:
-    """A checkpoint that the user's own code has put somewhere already."""
-    disk.make_private(run / folder)
-    return _record(run, folder, PartRecord(rank, [], address), index)
+def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None] = lambda: None) -> Part:
+    """Upload this rank's files into the checkpoint, durably, and then say so with a part record.
+
+    Doing it again with the same files, say after a crash, comes to the same part. Where two ranks bring a
+    file of the same name, the first one's stays. ``check`` is called between the two; if it raises, there is
+    no part.
+    """
+    target = run.child(share.folder)
+    names = [path.as_posix() for path in files_below(source) if not _is_ours(path)]
+    at_once = max(1, min(PARALLEL_FILES, len(names)))
+
+    def upload(name: str) -> FileRecord | None:
+        return target.upload(source / name, name, f"rank {share.rank}", beside=at_once - 1)
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="everstep-upload") as pool:
+        futures = [pool.submit(upload, name) for name in names]
+        try:
+            found = [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()  # after a failure, what hasn't begun need not
+    check()
+    return _record(run, share, [record for record in found if record is not None])
 
 
-def _record(run: Path, folder: str, record: PartRecord, index: int) -> Part:
-    parts = run / folder / PARTS
-    disk.make_private(parts)
+def note_external(run: Store, share: Share, address: str, options: Mapping[str, str] | None = None) -> Part:
+    """A checkpoint that the user's own code has put somewhere already. Its files are listed if possible."""
+    try:
+        files = list(open_store(address, options).list())
+    except (StorageError, ValueError):
+        files = []  # a place that only the user's code knows how to read
+    return _record(run, share, files, address)
+
+
+def _record(run: Store, share: Share, files: list[FileRecord], external: str | None = None) -> Part:
+    record = PartRecord(share.rank, files, external, FORMAT, share.epoch, share.index)
     encoded = msgspec.json.encode(record)
-    if not disk.create(parts / f"rank-{record.rank:05d}.json", encoded):
+    if not run.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
         raise StorageError(
-            f"checkpoint {folder} has a part of rank {record.rank} already",
+            f"checkpoint {share.folder} has another part of rank {share.rank} already",
             "use each checkpoint_dir_name once, for example with the step number in it",
         )
-    return Part(index, folder, encoded)
+    return Part(share.index, share.folder, encoded)
 
 
-def commit(run: Path, folder: str, epoch: int, index: int, parts: list[bytes]) -> Manifest:
-    """Write the manifest: from here on the checkpoint exists."""
-    records = [msgspec.json.decode(part, type=PartRecord) for part in parts]
-    files = sorted((f for record in records for f in record.files), key=lambda f: f.path)
-    external = next((record.external for record in records if record.external), None)
-    manifest = Manifest(FORMAT, epoch, index, files, external)
-    disk.sync_folder(run)
-    if not disk.create(run / folder / MANIFEST, msgspec.json.encode(manifest)):
+def _is_ours(path: Path) -> bool:
+    """What lies in a checkpoint that was restored and is reported again, and isn't the user's."""
+    return path.parts[0] == PARTS or path.as_posix() == MANIFEST
+
+
+# ---------------------------------------------------------------------- committing
+
+
+def commit(run: Store, folder: str, epoch: int, index: int, parts: Iterable[bytes]) -> Manifest:
+    """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same."""
+    decoded = (_decode(part, PartRecord, run.address(folder), PARTS) for part in parts)
+    records = sorted(decoded, key=lambda record: record.rank)
+    files: dict[str, FileRecord] = {}
+    for record in records:
+        for file in record.files:
+            known = files.get(file.path)
+            # Uploaded files are one rank's, or the same. Others' code may still have been writing when an
+            # earlier rank looked: the largest is the latest.
+            if known is None or (record.external and file.size > known.size):
+                files[file.path] = file
+    manifest = Manifest(
+        FORMAT,
+        epoch,
+        index,
+        [files[path] for path in sorted(files)],
+        next((record.external for record in records if record.external), None),
+        [record.rank for record in records],
+    )
+    if not run.create(f"{folder}/{MANIFEST}", msgspec.json.encode(manifest)):
         present = read_manifest(run, folder)
-        if present != manifest:
+        if present is None or (present.epoch, present.index, present.files, present.external) != (
+            manifest.epoch,
+            manifest.index,
+            manifest.files,
+            manifest.external,
+        ):
             raise StorageError(f"checkpoint {folder} was committed by somebody else")
     return manifest
 
 
-def read_manifest(run: Path, folder: str) -> Manifest | None:
+def read_manifest(run: Store, folder: str) -> Manifest | None:
+    return manifest_of(run.child(folder))
+
+
+def manifest_of(checkpoint: Store) -> Manifest | None:
+    """The manifest in a checkpoint's own store; None if there is none (yet, or any more)."""
+    data = checkpoint.read(MANIFEST)
+    return None if data is None else _decode(data, Manifest, checkpoint.address(), MANIFEST)
+
+
+def read_parts(run: Store, folder: str) -> dict[int, Part]:
+    """The parts that are in storage, by rank: a later driver can commit what is complete."""
+    parts: dict[int, Part] = {}
+    for file in run.list(f"{folder}/{PARTS}"):
+        data = run.read(file.path)
+        if data is not None:
+            record = _decode(data, PartRecord, run.address(folder), file.path.removeprefix(f"{folder}/"))
+            parts[record.rank] = Part(record.index, folder, data)
+    return parts
+
+
+Format = TypeVar("Format", PartRecord, Manifest)
+
+
+def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Format:
     try:
-        return msgspec.json.decode((run / folder / MANIFEST).read_bytes(), type=Manifest)
-    except FileNotFoundError:
-        return None
+        record = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedCheckpointError(checkpoint, file, f"can't be read: {error}") from error
+    if record.format > FORMAT:
+        raise StorageError(
+            f"{checkpoint} was written by a newer Everstep: {file} has format {record.format}, and this one "
+            f"reads up to {FORMAT}",
+            "upgrade Everstep",
+        )
+    return record
 
 
-def discard(run: Path, folder: str) -> None:
-    """Remove a checkpoint. Its manifest goes first, so that half of one never looks whole."""
-    (run / folder / MANIFEST).unlink(missing_ok=True)
-    disk.remove_tree(run / folder)
+# ---------------------------------------------------------------------- letting go
+
+
+def discard(run: Store, folder: str) -> None:
+    """Remove a checkpoint. Its manifest goes first, so that half of one never looks whole. What Everstep
+    didn't put there (``external``) stays.
+    """
+    run.delete([f"{folder}/{MANIFEST}"])
+    run.clear(folder)
+
+
+def list_folders(run: Store) -> list[str]:
+    """Every checkpoint's folder in the run, committed or not. Other folders there are somebody else's."""
+    names = {file.path.removeprefix(f"{NAMES}/") for file in run.list(NAMES)}
+
+    def is_checkpoint(folder: str) -> bool:
+        if _OURS.fullmatch(folder) or folder in names:
+            return True
+        suffixed = _SUFFIX.fullmatch(folder)
+        return suffixed is not None and suffixed["name"] in names
+
+    return [folder for folder in run.folders() if is_checkpoint(folder)]
+
+
+def garbage(run: Store, committed: Collection[str], protected: Collection[str] = ()) -> list[str]:
+    """Folders that no owner can commit any more.
+
+    Args:
+        run: The run's store. Only its owner may ask, and only between taking the run over and starting
+            workers, or with everything that workers may still bring in ``protected``.
+        committed: Folders whose commit is in the journal, and whose deletion isn't.
+        protected: Folders that may still be committed: those of a live epoch, and those whose parts an
+            agent still holds.
+    """
+    keep = {*committed, *protected}
+    return [folder for folder in list_folders(run) if folder not in keep]

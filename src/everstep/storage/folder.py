@@ -1,24 +1,298 @@
-"""Writing to a folder so that a crash at any instant leaves either the old state or the new one."""
+"""A store in a folder: a crash at any instant leaves either the old state or the new one.
+
+Files and the folders that name them are synced before anything counts. A new file has no name until it is
+whole, so a process that is killed while it writes leaves nothing behind (where the file system has no unnamed
+files: a hidden draft that no listing shows).
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.errors import StorageAccessError, StorageError
+from everstep.errors import ConfigError, DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.storage.store import FileRecord, checked_key
+from everstep.storage.stream import pump
 
-_CHUNK = 4 << 20
+_DRAFT = ".everstep-draft-"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """A ``Store`` (see there) in a folder, which may be one that several hosts share.
+
+    Nothing is tried again here: what a disk refuses once it refuses twice, and the kernel itself waits for a
+    network that went away.
+    """
+
+    root: Path
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def address(self, key: str = "") -> str:
+        return str(self.root / key) if key else str(self.root)
+
+    def child(self, prefix: str) -> FolderStore:
+        return FolderStore(self.root / checked_key(prefix))
+
+    def create(self, key: str, data: bytes) -> bool:
+        target = self._path(key)
+        with _told(target):
+            make_private(target.parent)
+            with Draft(target.parent) as draft:
+                draft.write(memoryview(data))
+                created = draft.publish(target)
+            if not created and target.read_bytes() != data:
+                return False
+            self._sync_up(target.parent)
+            return True
+
+    def replace(self, key: str, data: bytes) -> None:
+        target = self._path(key)
+        with _told(target):
+            make_private(target.parent)
+            with Draft(target.parent, named=True) as draft:
+                draft.write(memoryview(data))
+                draft.replace(target)
+            self._sync_up(target.parent)
+
+    def read(self, key: str) -> bytes | None:
+        target = self._path(key)
+        try:
+            with _told(target):
+                return target.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def exists(self, key: str) -> bool:
+        with _told(self._path(key)):
+            return self._path(key).is_file()
+
+    def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
+        top = self._path(prefix) if prefix else self.root
+        found = []
+        with _told(top):
+            for relative in files_below(top):
+                key = (top / relative).relative_to(self.root).as_posix()
+                if key > after and not relative.name.startswith(_DRAFT):
+                    try:
+                        found.append(FileRecord(key, (top / relative).stat().st_size, ""))
+                    except FileNotFoundError:
+                        pass  # removed since
+        return sorted(found, key=lambda record: record.path)
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        top = self._path(prefix) if prefix else self.root
+        try:
+            with _told(top), os.scandir(top) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def delete(self, keys: Iterable[str]) -> None:
+        changed = set()
+        for key in keys:
+            target = self._path(key)
+            with _told(target):
+                try:
+                    target.unlink()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                changed.add(target.parent)
+        for parent in changed:
+            with _told(parent):
+                sync_folder(parent)
+
+    def clear(self, prefix: str) -> None:
+        target = self._path(prefix)
+        with _told(target):
+            while target.is_dir():
+                try:
+                    shutil.rmtree(target)
+                except FileNotFoundError:
+                    continue  # somebody else removes it, too
+                sync_folder(target.parent)
+
+    def upload(self, source: Path, key: str, owner: str, beside: int = 0) -> FileRecord | None:
+        target = self._path(key)
+        with source.open("rb", buffering=0) as stream, _told(target):
+            make_private(target.parent)
+            with Draft(target.parent) as draft:
+                size, digest = pump(stream, draft.write, source.stat().st_size)
+                created = draft.publish(target)
+            # Taken: by us before a crash, if the bytes are the same; else by somebody else.
+            if not created and (target.stat().st_size != size or digest_of(target)[1] != digest):
+                return None
+            self._sync_up(target.parent)
+        return FileRecord(key, size, digest)
+
+    def download(
+        self,
+        key: str,
+        target: Path,
+        expected: FileRecord | None = None,
+        *,
+        durable: bool = False,
+        beside: int = 0,
+    ) -> FileRecord:
+        source = self._path(key)
+        try:
+            with _told(source):
+                stream = source.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise DamagedCheckpointError(self.address(), key, "is missing") from None
+        with stream, draft_of(target) as draft:
+            size, digest = pump(stream, draft.write)
+            found = FileRecord(key, size, digest)
+            compare(self.address(), expected, found)
+            draft.replace(target, durable=durable)
+        return found
+
+    def digest(self, key: str) -> FileRecord | None:
+        try:
+            with _told(self._path(key)):
+                return FileRecord(key, *digest_of(self._path(key)))
+        except FileNotFoundError:
+            return None
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked_key(key)
+
+    def _sync_up(self, folder: Path) -> None:
+        """Make a name durable, and those of the folders that it is in. Also those that another process has
+        made: it may not have come to that yet.
+        """
+        while True:
+            sync_folder(folder)
+            if folder == self.root:
+                return
+            folder = folder.parent
+
+
+class Draft:
+    """A file on its way to a name, in that name's folder. Gone at the end of the context unless published."""
+
+    def __init__(self, folder: Path, *, named: bool = False, mode: int = 0o600) -> None:
+        self._folder = folder
+        self._name: Path | None = None
+        self._fd = -1
+        if not named and hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
+            try:
+                self._fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                    raise
+        if self._fd < 0:
+            self._name = folder / f"{_DRAFT}{secrets.token_hex(8)}"
+            self._fd = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+        if self._name is not None:
+            self._name.unlink(missing_ok=True)
+
+    def write(self, data: memoryview) -> None:
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def publish(self, target: Path) -> bool:
+        """Give the file its name, durable bytes first. False if the name is taken."""
+        os.fsync(self._fd)
+        try:
+            if self._name is not None:
+                os.link(self._name, target)
+            else:
+                # With a folder given, and only then, Python follows the link in /proc to the unnamed file.
+                folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.link(f"/proc/self/fd/{self._fd}", target, src_dir_fd=folder)
+                finally:
+                    os.close(folder)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise StorageAccessError(
+                    f"the file system of {target.parent} has no hard links ({error.strerror}), without which "
+                    "a file can't be made exactly once",
+                    "use another folder; for a mounted bucket, its s3://, gs:// or az:// address",
+                ) from error
+            raise
+        return True
+
+    def replace(self, target: Path, *, durable: bool = True) -> None:
+        """Give the file its name, over what has that name now."""
+        assert self._name is not None, "only a named draft can take a name that is in use"
+        if durable:
+            os.fsync(self._fd)
+        self._name.rename(target)
+        if durable:
+            sync_folder(target.parent)
+
+
+@contextmanager
+def draft_of(target: Path) -> Iterator[Draft]:
+    """A draft beside a file of the user's; errors are told as a store's are."""
+    with _told(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with Draft(target.parent, named=True, mode=0o666) as draft:
+            yield draft
+
+
+def compare(checkpoint: str, expected: FileRecord | None, found: FileRecord) -> None:
+    """Whether a file is what its record says."""
+    if expected is None:
+        return
+    if found.size != expected.size:
+        raise DamagedCheckpointError(
+            checkpoint, expected.path, f"has {found.size} bytes, {expected.size} were saved"
+        )
+    if expected.sha256 and found.sha256 and found.sha256 != expected.sha256:
+        raise DamagedCheckpointError(checkpoint, expected.path, "has other contents than were saved")
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """(size, SHA-256)."""
+    with path.open("rb", buffering=0) as stream:
+        return pump(stream, len, path.stat().st_size)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, as a path relative to it, in a stable order. Links are followed."""
+    seen = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()  # a link that leads back up
+            continue
+        seen.add(real)
+        folders.sort()
+        for name in sorted(names):
+            path = Path(root) / name
+            if path.exists() and not path.is_file():
+                raise ConfigError(
+                    f"{path} is neither a file nor a folder", "save plain files in a checkpoint's folder"
+                )
+            yield path.relative_to(folder)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, not only the files' contents."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -26,87 +300,33 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """A folder that is the user's alone."""
-    if not folder.parent.exists():
-        make_private(folder.parent)
-    folder.mkdir(exist_ok=True, mode=0o700)
-
-
-def create(path: Path, data: bytes) -> bool:
-    """Write a file that must not exist yet, durably. False if somebody else made it first."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """A folder that is the user's alone, with its name made durable."""
+    if folder.is_dir():
+        return
+    make_private(folder.parent)
     try:
-        with os.fdopen(fd, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-    return True
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+    sync_folder(folder.parent)
 
 
-def copy_durably(source: Path, target: Path) -> tuple[int, str, bool]:
-    """Copy a file to a name that must not exist yet. Returns (size, SHA-256, whether the name was ours to
-    take).
-    """
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-    digest = hashlib.sha256()
-    size = 0
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """The system's errors as ours. That something isn't there is for the caller to judge."""
     try:
-        with source.open("rb") as src, temporary.open("xb") as out:
-            while chunk := src.read(_CHUNK):
-                digest.update(chunk)
-                out.write(chunk)
-                size += len(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(temporary, target)
-            taken = True
-        except FileExistsError:
-            taken = False
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise StorageError(
-                f"no space left for {target}", "free some, or keep fewer checkpoints"
-            ) from error
+        yield
+    except FileNotFoundError:
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
-    return size, digest.hexdigest(), taken
-
-
-def files_below(folder: Path) -> Iterator[Path]:
-    """Every regular file, as a path relative to ``folder``, in a stable order."""
-    for root, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            yield (Path(root) / name).relative_to(folder)
-
-
-def remove_tree(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_writable(folder: Path) -> None:
-    """Fail now, with the cause, rather than when the first checkpoint is saved."""
-    probe = folder / f".everstep-probe-{secrets.token_hex(6)}"
-    try:
-        make_private(folder)
-        probe.write_bytes(b"everstep")
-        if create(probe, b"again"):
-            raise StorageAccessError(f"storage_path {folder} does not refuse a file that exists already")
     except OSError as error:
-        raise StorageAccessError(
-            f"storage_path {folder} can't be written: {error.strerror or error}",
-            "give RunConfig(storage_path=…) a folder that you may write to",
+        if error.errno in _FULL:
+            raise StorageError(f"no space left for {path}", "free some, or keep fewer checkpoints") from error
+        if error.errno in _REFUSED:
+            raise StorageAccessError(
+                f"storage_path {path} can't be written or read: {error.strerror}",
+                "give RunConfig(storage_path=…) a folder that you may write to",
+            ) from error
+        raise StorageError(
+            f"{path}: {error.strerror or error}", "look at the disk, or use another"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()

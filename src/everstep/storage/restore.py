@@ -1,0 +1,299 @@
+"""Getting a committed checkpoint back, whole or not at all.
+
+Every size and digest is compared with the manifest, once a host: what was found is kept in a cache folder
+that all worker processes of the host share, with each file's time stamps, so that a restart pays for a look
+at the files and not for reading them. Digests are compared for folders, too: it costs about the time that
+reading the files takes anyway, once, and a flipped bit is found in no other way.
+
+A remote checkpoint is downloaded into the same cache. Its names are never used twice, so a copy that is whole
+needs no look at the store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from everstep.checkpoint import METADATA_FILE
+from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
+from everstep.storage.folder import Draft, compare, digest_of, make_private
+from everstep.storage.store import PARALLEL_FILES, FileRecord, Store
+
+WAIT_S = 3600.0
+"""How long a process waits for another one of its host that is downloading."""
+KEPT_COPIES = 2
+"""Copies of each run that stay in the cache."""
+UNUSED_S = 7 * 24 * 3600.0
+"""Copies that nobody has asked for in this long go, whatever run they are of."""
+
+_POLL_S = 0.02
+
+
+def default_cache() -> Path:
+    """Where copies of remote checkpoints lie if nothing else is said: on a disk, and the user's alone."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    above = base
+    while not above.exists():
+        above = above.parent
+    if os.access(above, os.W_OK):
+        return base / "everstep" / "checkpoints"
+    # A container whose user has no home. Others may write to the temporary folder: it must be ours already.
+    shared = Path(tempfile.gettempdir()) / f"everstep-cache-{os.getuid()}"
+    make_private(shared)
+    facts = shared.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise StorageError(f"{shared} is not this user's alone (0700)", "remove it, or set XDG_CACHE_HOME")
+    return shared / "checkpoints"
+
+
+def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
+    """Compare a checkpoint with its manifest. Raises ``DamagedCheckpointError``, which names the first file
+    that is missing, truncated or changed.
+
+    What Everstep didn't upload (``Manifest.external``) isn't compared.
+    """
+    manifest = _manifest(checkpoint)
+    if manifest.external is not None:
+        return manifest
+    sizes = {file.path: file for file in checkpoint.list()}
+    for expected in _compared(manifest):
+        found = sizes.get(expected.path)
+        if found is None:
+            raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
+        compare(checkpoint.address(), expected, found)
+
+    def look(expected: FileRecord) -> None:
+        found = checkpoint.digest(expected.path)
+        if found is None:
+            raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
+        compare(checkpoint.address(), expected, found)
+
+    if digests:
+        with ThreadPoolExecutor(2, thread_name_prefix="everstep-verify") as pool:
+            for _ in pool.map(look, _compared(manifest)):
+                pass
+    return manifest
+
+
+def fetch(checkpoint: Store, cache: Path) -> Path:
+    """A folder with the checkpoint's files, verified: the checkpoint's own, or a copy of a remote one.
+
+    All processes of a host that give the same ``cache`` share the work; if one is killed at it, the next goes
+    on from the files that are whole. ``borrow`` does the same, and keeps the copy from being evicted.
+    """
+    with borrow(checkpoint, cache) as place:
+        return place
+
+
+@contextmanager
+def borrow(checkpoint: Store, cache: Path) -> Iterator[Path]:
+    """``fetch``, with the copy staying for as long as the context lasts. Treat it as read-only."""
+    entry = _Entry(checkpoint, cache)
+    make_private(cache)
+    with _lock(entry.using, fcntl.LOCK_SH):
+        with _lock(entry.filling, fcntl.LOCK_EX):
+            if entry.is_verified():
+                os.utime(entry.mark)
+            else:
+                manifest = _fill(checkpoint, entry.place)
+                entry.remember(manifest)
+        if not checkpoint.is_local:
+            _evict(cache, entry)
+        yield entry.place
+
+
+def copy_out(checkpoint: Store, target: Path) -> None:
+    """Copy a checkpoint's files into a folder of the user's, verified where there is a manifest."""
+    manifest = manifest_of(checkpoint)
+    if manifest is None:
+        files = list(checkpoint.list())
+        if not files and not checkpoint.is_local:
+            raise StorageError(
+                f"There is no checkpoint at {checkpoint.address()}", "check the address, and its credentials"
+            )
+        _download(checkpoint, files, target)
+    else:
+        _fill_copy(checkpoint, manifest, target)
+
+
+# ---------------------------------------------------------------------- filling
+
+
+def _fill(checkpoint: Store, place: Path) -> Manifest:
+    if checkpoint.is_local:
+        return verify(checkpoint)
+    make_private(place)
+    manifest = _manifest(checkpoint)
+    _fill_copy(checkpoint, manifest, place)
+    # The copy is a checkpoint like any other: `ls` shows the same, and it can be moved elsewhere.
+    checkpoint.download(MANIFEST, place / MANIFEST)
+    return manifest
+
+
+def _fill_copy(checkpoint: Store, manifest: Manifest, place: Path) -> None:
+    missing = [file for file in _compared(manifest) if not _is_there(place, file)]
+    _download(checkpoint, missing, place)
+    metadata = checkpoint.read(METADATA_FILE)
+    if metadata is not None:
+        with Draft(place, named=True, mode=0o666) as draft:
+            draft.write(memoryview(metadata))
+            draft.replace(place / METADATA_FILE, durable=False)
+
+
+def _download(checkpoint: Store, files: list[FileRecord], place: Path) -> None:
+    at_once = max(1, min(PARALLEL_FILES, len(files)))
+    get = partial(checkpoint.download, beside=at_once - 1)
+    place.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="everstep-restore") as pool:
+        futures = [pool.submit(get, file.path, place / file.path, file) for file in files]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _is_there(place: Path, expected: FileRecord) -> bool:
+    """Whether a file is in a folder already, from an attempt that was cut short."""
+    path = place / expected.path
+    try:
+        return path.stat().st_size == expected.size and digest_of(path)[1] == expected.sha256
+    except FileNotFoundError:
+        return False
+
+
+def _manifest(checkpoint: Store) -> Manifest:
+    manifest = manifest_of(checkpoint)
+    if manifest is None:
+        raise DamagedCheckpointError(checkpoint.address(), MANIFEST, "is missing")
+    return manifest
+
+
+def _compared(manifest: Manifest) -> list[FileRecord]:
+    """All but what users may change at any time (``Checkpoint.set_metadata``): that is copied as it is."""
+    return [file for file in manifest.files if file.path != METADATA_FILE]
+
+
+# ---------------------------------------------------------------------- what this host knows
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """A file as it was when its digest was compared."""
+
+    path: str
+    size: int
+    modified_ns: int
+    inode: int
+
+
+class _Verified(msgspec.Struct, frozen=True):
+    address: str
+    boot: str
+    """Copies aren't synced: after a reboot nothing is taken for granted."""
+    files: list[_Seen]
+
+
+class _Entry:
+    """One checkpoint in the cache."""
+
+    def __init__(self, checkpoint: Store, cache: Path) -> None:
+        self._address = checkpoint.address()
+        run, _, folder = self._address.rpartition("/")
+        self.run = hashlib.sha256(run.encode()).hexdigest()[:12]
+        name = f"{self.run}-{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
+        self.place = Path(self._address) if checkpoint.is_local else cache / name
+        self.mark = cache / f"{name}.verified"
+        self.filling = cache / f"{name}.filling"
+        self.using = cache / f"{name}.using"
+
+    def is_verified(self) -> bool:
+        try:
+            mark = msgspec.json.decode(self.mark.read_bytes(), type=_Verified)
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+        return (
+            mark.address == self._address
+            and mark.boot == _boot_id()
+            and all(_look(self.place, file.path) == file for file in mark.files)
+        )
+
+    def remember(self, manifest: Manifest) -> None:
+        paths = [MANIFEST, *(file.path for file in _compared(manifest))]
+        if manifest.external is not None:
+            paths = [MANIFEST]
+        seen = [_look(self.place, path) for path in paths]
+        mark = _Verified(self._address, _boot_id(), [file for file in seen if file is not None])
+        with Draft(self.mark.parent, named=True) as draft:
+            draft.write(memoryview(msgspec.json.encode(mark)))
+            draft.replace(self.mark, durable=False)
+
+
+def _look(place: Path, path: str) -> _Seen | None:
+    try:
+        stat = (place / path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _Seen(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # not Linux
+
+
+def _evict(cache: Path, current: _Entry) -> None:
+    """Remove copies that nobody uses: older ones of the same run, and those of runs long gone."""
+    marks = []
+    for mark in cache.glob("*.verified"):
+        try:
+            marks.append((mark.stat().st_mtime, mark))
+        except FileNotFoundError:
+            continue  # another process of this host evicts, too
+    marks.sort(reverse=True)
+    of_this_run = [mark for _, mark in marks if mark.name.startswith(current.run)]
+    surplus = [mark for mark in of_this_run[KEPT_COPIES:] if mark != current.mark]
+    surplus += [mark for at, mark in marks if at < time.time() - UNUSED_S and mark != current.mark]
+    for mark in surplus:
+        try:
+            with _lock(mark.with_suffix(".using"), fcntl.LOCK_EX, wait_s=0.0):
+                mark.unlink(missing_ok=True)  # first: half a copy never looks whole
+                shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
+        except StorageError:
+            continue  # somebody reads it
+
+
+@contextmanager
+def _lock(path: Path, kind: int, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Hold a lock that the kernel lets go of when this process dies, however it does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StorageError(
+                        f"another process of this host has held {path} for {wait_s:.0f} s",
+                        "see what it is downloading, or end it",
+                    ) from None
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)
