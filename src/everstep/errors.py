@@ -172,6 +172,28 @@ class StorageAccessError(StorageError, TrainingFailedError):
     """Storage that can't be written or read with what we were given. Never retried."""
 
 
+class RunOwnedError(TrainingFailedError):
+    """Another driver has this run, and lives."""
+
+
+class FencedError(TrainingFailedError):
+    """Another driver has taken this run over. This one has stopped, and changed nothing since."""
+
+
+class DamagedCheckpointError(StorageError):
+    """A file of a checkpoint is not what its manifest says. ``file`` is the first one that was found."""
+
+    def __init__(self, checkpoint: str, file: str, damage: str) -> None:
+        super().__init__(
+            f"checkpoint {checkpoint} is damaged: {file} {damage}",
+            "restore an older one, or put the file back",
+        )
+        self.checkpoint = checkpoint
+        self.file = file
+        self.damage = damage
+        self.args = (checkpoint, file, damage)
+
+
 def _signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name

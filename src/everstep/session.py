@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +25,13 @@ from everstep.checkpoint import (
     CheckpointUploadMode,
     ReportedCheckpoint,
 )
-from everstep.errors import ConfigError, RefusedError
+from everstep.errors import ConfigError, RefusedError, StorageError
 from everstep.refusals import TuneContext
-from everstep.storage import checkpoints as store
+from everstep.storage import checkpoints as store, restore, snapshots
+from everstep.storage.store import open_store
 
 if TYPE_CHECKING:
+    from everstep.control.reports import Part
     from everstep.preemption import PreemptionInfo
 
 MAX_UNCOMMITTED = 16
@@ -54,7 +55,7 @@ class StorageContext:
 
     def __init__(self, run_folder: str, name: str) -> None:
         self.experiment_fs_path = run_folder
-        self.storage_fs_path = str(Path(run_folder).parent)
+        self.storage_fs_path = run_folder.rpartition("/")[0]
         self.experiment_dir_name = name
 
 
@@ -120,7 +121,8 @@ class Session:
         self.preemption: PreemptionInfo | None = None
         self.want_checkpoint = ""
         self._link = link
-        self._run = Path(spec.run_folder)
+        self._run = open_store(spec.run_folder, spec.storage_options)
+        self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
         self._rank = spec.member.rank
         self._index = 0
         self._began = time.monotonic()
@@ -148,45 +150,59 @@ class Session:
             raw = _encode_metrics(metrics)
         self._index += 1
         index = self._index
-        restore, self._restored = self._restored, 0.0
+        restored, self._restored = self._restored, 0.0
         if checkpoint is None:
-            self._link.send(wire.frame(wire.Report(index, raw, None, False, restore)))
+            self._link.send(wire.frame(wire.Report(index, raw, None, False, restored)))
             return
         self._wait_for_the_others(index)
         folder = self._folder(dir_name, index)
         if delete_local is None:
             delete_local = mode.default_delete_local_checkpoint_after_upload()
-        if mode is CheckpointUploadMode.NO_UPLOAD:
-            part = store.note_external(self._run, folder, checkpoint.path, self._rank, index)
-        elif upload_fn is not None:
-            done = upload_fn(checkpoint, folder)
-            if not isinstance(done, Checkpoint):
-                raise ConfigError(
-                    f"checkpoint_upload_fn returned {type(done).__name__}", "return the uploaded Checkpoint"
-                )
-            part = store.note_external(self._run, folder, done.path, self._rank, index)
-        elif mode is CheckpointUploadMode.ASYNC:
-            snapshot = _snapshot(Path(checkpoint.path), keep=not delete_local)
-            self._link.send(wire.frame(wire.Report(index, raw, None, True, restore)))
-            self._uploads.submit(lambda: self._upload_later(snapshot, folder, index))
-            return
-        else:
-            part = store.upload_part(self._run, folder, Path(checkpoint.path), self._rank, index)
-            if delete_local:
-                shutil.rmtree(checkpoint.path, ignore_errors=True)
-        self._link.send(wire.frame(wire.Report(index, raw, part, False, restore)))
-
-    def _upload_later(self, snapshot: Path, folder: str, index: int) -> None:
+        job: Path | None = None
+        part: Part | None = None
         try:
-            part = store.upload_part(self._run, folder, snapshot, self._rank, index)
+            share = store.Share(folder, self._rank, self.spec.epoch, index)
+            if mode is CheckpointUploadMode.NO_UPLOAD:
+                part = self._note(share, checkpoint)
+            elif upload_fn is not None:
+                done = upload_fn(checkpoint, folder)
+                if not isinstance(done, Checkpoint):
+                    raise ConfigError(
+                        f"checkpoint_upload_fn returned {type(done).__name__}",
+                        "return the uploaded Checkpoint",
+                    )
+                part = self._note(share, done)
+            elif mode is CheckpointUploadMode.ASYNC:
+                source = Path(_local(checkpoint))
+                job = snapshots.take(self._spool, self._run.address(), share, source, keep=not delete_local)
+            else:
+                part = store.upload_part(self._run, share, Path(_local(checkpoint)))
+        except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
+            self._link.send(wire.frame(wire.Report(index, raw, None, True, restored)))
+            self._link.send(wire.frame(wire.PartFailed(index, f"{type(error).__name__}: {error}")))
+            if not isinstance(error, StorageError):
+                raise
+            return  # the storage's failure is told; training goes on
+        self._link.send(wire.frame(wire.Report(index, raw, part, job is not None, restored)))
+        if job is not None:
+            pinned = job
+            self._uploads.submit(lambda: self._upload_later(pinned, index))
+        elif delete_local and mode is CheckpointUploadMode.SYNC and upload_fn is None:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+    def _note(self, share: store.Share, checkpoint: Checkpoint) -> Part:
+        return store.note_external(self._run, share, checkpoint.path, self.spec.storage_options)
+
+    def _upload_later(self, job: Path, index: int) -> None:
+        try:
+            part = snapshots.finish(job, self._run)
         except (
             Exception
         ) as error:  # whatever the storage raises: it must reach the driver, not die with this thread
             self._link.send(wire.frame(wire.PartFailed(index, f"{type(error).__name__}: {error}")))
         else:
             self._link.send(wire.frame(wire.PartDone(part)))
-        finally:
-            shutil.rmtree(snapshot, ignore_errors=True)
+        snapshots.forget(job)
 
     def _folder(self, name: str | None, index: int) -> str:
         spec = self.spec
@@ -235,10 +251,11 @@ class Session:
     def checkpoint(self) -> Checkpoint | None:
         if self.spec.checkpoint is None:
             return None
+        options = self.spec.storage_options
         manifest = store.read_manifest(self._run, self.spec.checkpoint)
         if manifest is not None and manifest.external:
-            return Checkpoint(manifest.external)
-        return RestoredCheckpoint(str(self._run / self.spec.checkpoint))
+            return Checkpoint(manifest.external, storage_options=options)
+        return RestoredCheckpoint(self._run.address(self.spec.checkpoint), storage_options=options)
 
     def restored(self) -> None:
         self._restored = time.monotonic() - self._began
@@ -266,14 +283,33 @@ class RestoredCheckpoint(Checkpoint):
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        with super().as_directory() as folder:
+        with restore.borrow(self._store(), restore.default_cache()) as folder:
             try:
-                yield folder
+                yield str(folder)
             finally:
                 _noted_restore()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Checkpoint, (self.path,))
+        return (_plain_checkpoint, (self.path, self._options))
+
+
+def _plain_checkpoint(path: str, options: dict[str, str]) -> Checkpoint:
+    return Checkpoint(path, storage_options=options)
+
+
+def _local(checkpoint: Checkpoint) -> str:
+    """The folder of a checkpoint that is to be uploaded."""
+    if "://" in checkpoint.path:
+        raise ConfigError(
+            f"report(checkpoint={checkpoint!r}) is in remote storage already",
+            "report it with checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD",
+        )
+    if not os.path.isdir(checkpoint.path):
+        raise ConfigError(
+            f"report(checkpoint={checkpoint!r}): there is no such folder on this host",
+            "report a checkpoint before its temporary folder is removed",
+        )
+    return checkpoint.path
 
 
 class _Uploads:
@@ -300,20 +336,6 @@ class _Uploads:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
-
-
-def _snapshot(source: Path, keep: bool) -> Path:
-    """The folder as it is now, beside it: by hard links where that works, else copied."""
-    snapshot = Path(tempfile.mkdtemp(prefix=".everstep-snapshot-", dir=source.parent)) / "files"
-    if not keep:
-        source.rename(snapshot)
-        return snapshot
-    try:
-        shutil.copytree(source, snapshot, copy_function=os.link)
-    except OSError:
-        shutil.rmtree(snapshot, ignore_errors=True)
-        shutil.copytree(source, snapshot)
-    return snapshot
 
 
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
@@ -414,7 +436,8 @@ def get_all_reported_checkpoints(
     session = current("get_all_reported_checkpoints")
     answer = session._link.ask("checkpoints", b"", timeout_s)
     rows = msgspec.msgpack.decode(answer)
-    return [ReportedCheckpoint(Checkpoint(path), metrics) for path, metrics in rows]
+    options = session.spec.storage_options
+    return [ReportedCheckpoint(Checkpoint(path, storage_options=options), metrics) for path, metrics in rows]
 
 
 def should_checkpoint() -> bool:

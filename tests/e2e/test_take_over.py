@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import alive, wait_for
 
 from everstep import Result
+from processes import alive, wait_for
 
 SCRIPT = """
 import sys, time
@@ -28,10 +28,15 @@ HERE = Path(__file__).parent
 
 trainer = TorchTrainer(
     torch_steps,
-    train_loop_config={"notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": 3},
+    train_loop_config={
+        "notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": int(sys.argv[3])
+    },
     scaling_config=ScalingConfig(num_workers=4),
     run_config=RunConfig(
-        name=sys.argv[1], storage_path=str(HERE / "runs"), failure_config=FailureConfig(max_failures=2)
+        name=sys.argv[1],
+        storage_path=str(HERE / "runs"),
+        failure_config=FailureConfig(max_failures=2),
+        lease_ttl_s=float(sys.argv[2]),
     ),
 )
 result = trainer.fit()
@@ -39,12 +44,15 @@ print("returned", result.return_value)
 """
 
 
-def start(folder: Path, name: str) -> subprocess.Popen[str]:
+def start(folder: Path, name: str, lease_ttl_s: float = 15.0, save_every: int = 3) -> subprocess.Popen[str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     (folder / "notes").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(script), name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, str(script), name, str(lease_ttl_s), str(save_every)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

@@ -93,6 +93,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Whether metrics of ranks other than 0 are wanted (a callback looks at them)."""
     echo: bool
     """Whether what it prints is shown by the driver."""
+    storage_options: dict[str, str] = {}
+    spool: str = ""
+    """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):

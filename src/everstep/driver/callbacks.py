@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,12 +26,11 @@ class Callbacks:
     """
 
     def __init__(
-        self, display: Observer, callbacks: Sequence[UserCallback], context: TrainRunContext, run: Path
+        self, display: Observer, callbacks: Sequence[UserCallback], context: TrainRunContext
     ) -> None:
         self._display = display
         self._callbacks = callbacks
         self._context = context
-        self._run = run
         self._ranks: set[int] = set()
         self._pending: dict[int, dict[int, msgspec.Raw]] = {}
         self._checkpoints: dict[int, str] = {}
@@ -75,7 +73,8 @@ class Callbacks:
             del self._pending[index]
             rows: list[dict[str, Any]] = [msgspec.msgpack.decode(here[r]) for r in sorted(here)]
             address = self._checkpoints.pop(index, None)
-            checkpoint = Checkpoint(address) if address else None
+            options = self._context.run_config.storage_options
+            checkpoint = Checkpoint(address, storage_options=options) if address else None
             for callback in self._callbacks:
                 self._call(callback, "after_report", self._context, rows, checkpoint)
 

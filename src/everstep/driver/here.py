@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep import __version__, session as sessions
+from everstep import session as sessions
 from everstep.agent import wire
 from everstep.backend.base import Member
 from everstep.checkpoint import Result
@@ -21,6 +20,7 @@ from everstep.driver import journal
 from everstep.driver.history import History, plain_value, result_of, to_delete
 from everstep.errors import WorkerError, WorkerGroupError
 from everstep.storage import checkpoints as store
+from everstep.storage.store import Store
 
 if TYPE_CHECKING:
     from everstep.driver.run import RunSpec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class HereLink:
     """A link whose other end is this process."""
 
-    def __init__(self, run: Path, history: History, log: journal.Journal, spec: RunSpec, epoch: int) -> None:
+    def __init__(self, run: Store, history: History, log: journal.Journal, spec: RunSpec, epoch: int) -> None:
         self._run = run
         self._history = history
         self._journal = log
@@ -78,19 +78,15 @@ class HereLink:
         self._history.apply(record)
 
 
-def run_here(spec: RunSpec, name: str, folder: Path, history: History) -> Result:
-    lease, epoch = history.lease + 1, history.last_epoch + 1
-    log = journal.Journal(folder, lease)
-    log.append(
-        journal.Opened(journal.FORMAT, lease, time.monotonic(), time.time(), __version__, name, 0, 0, 0)
-    )
+def run_here(spec: RunSpec, name: str, run: Store, log: journal.Journal, history: History) -> Result:
+    epoch = history.last_epoch + 1
     limits = spec.run.deadlines
     member = Member(0, 1, 0, 1, 0, 1)
     here = Assignment(0, "here", 0, 1, 0, 1, 1, "here", 0, 1, 0, 1, 0, 1)
     newest = history.newest
     worker = wire.WorkerSpec(
         run_name=name,
-        run_folder=str(folder),
+        run_folder=run.address(),
         epoch=epoch,
         generation=0,
         assignment=here,
@@ -104,8 +100,9 @@ def run_here(spec: RunSpec, name: str, folder: Path, history: History) -> Result
         report_wait_s=limits.report_wait_s,
         all_metrics=False,
         echo=False,
+        storage_options=dict(spec.run.storage_options or {}),
     )
-    link = HereLink(folder, history, log, spec, epoch)
+    link = HereLink(run, history, log, spec, epoch)
     session = sessions.Session(worker, link)
     link.session = session
     outcome, message, value = Outcome.FAILED, "", None
@@ -130,5 +127,5 @@ def run_here(spec: RunSpec, name: str, folder: Path, history: History) -> Result
     finally:
         sessions.enter(None)
         log.append(journal.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
-        log.close()
-    return replace(result_of(folder, history), return_value=value)
+        log.flush()
+    return replace(result_of(run, history, spec.run.storage_options), return_value=value)

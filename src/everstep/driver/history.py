@@ -1,8 +1,10 @@
-"""The state of a run, read back from its journal: to resume it, and for ``Result.from_path``."""
+"""The state of a run, read back from its journal: for a driver that resumes it, and ``Result.from_path``."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from everstep.control.commands import GroupStarted, PhaseChanged, RecoveryDecide
 from everstep.control.events import CheckpointRef
 from everstep.control.failures import Budget
 from everstep.driver import journal
+from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import ConfigError, TrainingFailedError
+from everstep.storage.store import Store, open_store
 
 
 @dataclass
@@ -26,8 +30,8 @@ class Kept:
     metrics: dict[str, Any]
     external: str | None
 
-    def address(self, run: Path) -> str:
-        return self.external or str(run / self.ref.folder)
+    def address(self, run: Store) -> str:
+        return self.external or run.address(self.ref.folder)
 
 
 @dataclass
@@ -37,24 +41,41 @@ class History:
     checkpoints: dict[str, Kept] = field(default_factory=dict)
     """In the order in which they were committed."""
     metrics: list[msgspec.Raw] = field(default_factory=list)
+    owner: journal.Owner | None = None
+    """Who had it last."""
     outcome: str = ""
+    """How it ended; empty if it did not."""
     message: str = ""
     value: bytes | None = None
     fingerprint: str = ""
+    config: str = ""
     spent: dict[Budget, int] = field(default_factory=dict)
     """Of the budgets, since the run was last started (not taken over)."""
+    _spent_before: dict[Budget, int] = field(default_factory=dict)
     _rows: dict[int, int] = field(default_factory=dict)
     """How many of ``metrics`` belong to an epoch."""
+
+    @classmethod
+    def of(cls, records: Iterable[journal.AnyRecord]) -> History:
+        history = cls()
+        for record in records:
+            history.apply(record)
+        return history
 
     def apply(self, record: journal.AnyRecord) -> None:
         """Take one record in. The driver does the same with what it writes: there is one way to the truth."""
         match record:
             case journal.Opened():
-                self.lease = record.lease
+                self.lease, self.owner = record.lease, record.owner
                 self.outcome = ""
-                self.fingerprint = record.fingerprint
+                self.fingerprint, self.config = record.fingerprint, record.config
+                self.spent, self._spent_before = {}, self.spent
+            case journal.TakenOver():
+                self.spent = self._spent_before
             case journal.Committed():
-                ref = CheckpointRef(record.folder, record.epoch, record.index)
+                ref = CheckpointRef(
+                    record.folder, record.epoch, record.index, record.group, record.generation
+                )
                 self.checkpoints[record.folder] = Kept(
                     ref, msgspec.msgpack.decode(record.metrics), record.external
                 )
@@ -84,38 +105,44 @@ class History:
         return max(self.checkpoints.values(), key=lambda k: (k.ref.epoch, k.ref.index), default=None)
 
 
-def read_history(run: Path) -> History:
-    history = History()
-    for record in journal.read(run):
-        history.apply(record)
-    # A start that never got as far as a record has used its number, too: its logs and names are there.
-    for path in (run / "logs").glob("epoch-*"):
-        history.last_epoch = max(history.last_epoch, int(path.name.split("-")[1].split(".")[0]))
-    return history
+def read_history(run: Store) -> History:
+    return History.of(journal.read(run))
 
 
-def result_of(run: Path, history: History, config: CheckpointConfig | None = None) -> Result:
+def log_folder(run: Store) -> Path:
+    """Where workers' logs are written: in the run, or on this machine if that isn't a folder."""
+    if run.is_local:
+        return Path(run.address()) / "logs"
+    return runtime_folder() / "logs" / hashlib.sha256(run.address().encode()).hexdigest()[:24]
+
+
+def result_of(run: Store, history: History, options: Mapping[str, str] | None = None) -> Result:
     """A run's result, from its history."""
     newest = history.newest
+
+    def checkpoint(kept: Kept) -> Checkpoint:
+        return Checkpoint(kept.address(run), storage_options=options)
+
     rows: list[dict[str, Any]] = [msgspec.msgpack.decode(raw) for raw in history.metrics]
     return Result(
         metrics=newest.metrics if newest is not None and not rows else (rows[-1] if rows else None),
-        checkpoint=Checkpoint(newest.address(run)) if newest is not None else None,
+        checkpoint=checkpoint(newest) if newest is not None else None,
         error=TrainingFailedError(history.message) if history.outcome == "failed" else None,
-        path=str(run),
-        best_checkpoints=[(Checkpoint(k.address(run)), k.metrics) for k in history.checkpoints.values()],
+        path=run.address(),
+        best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in history.checkpoints.values()],
         metrics_history=rows,
         return_value=msgspec.msgpack.decode(history.value) if history.value else None,
     )
 
 
 def load_result(path: str) -> Result:
-    run = Path(path)
-    if not journal.segments(run):
+    run = open_store(path)
+    history = read_history(run)
+    if history.owner is None:
         raise ConfigError(
             f"{path} is not the folder of a run: it has no journal", "give the folder that Result.path names"
         )
-    return result_of(run, read_history(run))
+    return result_of(run, history)
 
 
 def plain_value(value: Any) -> bytes | None:

@@ -1,12 +1,16 @@
 """The journal: the one record of a run. What happened, what was decided, and every metric of rank 0.
 
-A folder of append-only files, one for each driver that had the run, in order. A record is a length, a
-checksum and a typed msgpack body; a file that is cut off anywhere reads up to its last whole record.
+It is one sequence of numbered objects, each made with put-if-absent, each holding records: a length, a
+checksum and a typed msgpack body. Taking the run is a record in it, with the next lease; so a driver that was
+paused and replaced collides at its next append, and stops. Old objects are put together into archives, which
+the next object names. Reading ends at the first number that is missing, and in each object at the first
+record that isn't whole.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 import threading
 import zlib
@@ -16,12 +20,31 @@ from pathlib import Path
 import msgspec
 
 from everstep.control import commands as c
-from everstep.storage import folder as disk
+from everstep.errors import FencedError
+from everstep.storage.store import Store, open_store
 
 FOLDER = "journal"
-FORMAT = 1
+FORMAT = 2
+COMPACT_AFTER = 200
+"""So many small objects are put into one."""
+MERGE_AFTER = 32
+"""And so many of those into one."""
 
 _HEAD = struct.Struct("<II")
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who drives a run, told apart for good: a pid is used again, with its start time and the machine's boot
+    it isn't.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    started: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
 
 
 class Entry(msgspec.Struct, frozen=True, tag=True):
@@ -29,8 +52,11 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opened(Entry, frozen=True):
+    """A driver takes the run."""
+
     format: int
     lease: int
+    owner: Owner
     at: float
     wall: float
     """UNIX time that belongs to ``at``."""
@@ -38,9 +64,25 @@ class Opened(Entry, frozen=True):
     name: str
     workers_min: int
     workers_max: int
-    pid: int
-    fingerprint: str = ""
+    fingerprint: str
     """Of the training function, its config and what it imports of the user's."""
+    config: str
+    """Of the config alone."""
+    nonce: str
+    """No two drivers write the same bytes: who sees its own knows that it won."""
+
+
+class Renewed(Entry, frozen=True):
+    """The owner lives, and had nothing else to say for a while."""
+
+    at: float
+
+
+class TakenOver(Entry, frozen=True):
+    """Workers of an earlier driver go on under this one: it is the same start, with the same budgets."""
+
+    at: float
+    epoch: int
 
 
 class Committed(Entry, frozen=True):
@@ -52,6 +94,8 @@ class Committed(Entry, frozen=True):
     index: int
     metrics: msgspec.Raw
     external: str | None
+    group: int = 0
+    generation: int = 0
 
 
 class Deleted(Entry, frozen=True):
@@ -77,12 +121,21 @@ class Closed(Entry, frozen=True):
     """What rank 0 returned, if that is plain data."""
 
 
+class Snapshot(Entry, frozen=True):
+    """What came before this record is in these objects, and no longer in numbered ones."""
+
+    archives: list[str]
+
+
 AnyRecord = (
     Opened
+    | Renewed
+    | TakenOver
     | Committed
     | Deleted
     | Metrics
     | Closed
+    | Snapshot
     | c.PhaseChanged
     | c.Waiting
     | c.FailureSeen
@@ -98,54 +151,154 @@ _decoder = msgspec.msgpack.Decoder(AnyRecord)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Journal:
-    """A driver's own file of the journal. ``append`` buffers; ``flush`` makes durable."""
+def key_of(number: int) -> str:
+    return f"{number:010d}"
 
-    def __init__(self, run: Path, lease: int) -> None:
-        folder = run / FOLDER
-        disk.make_private(folder)
-        self.path = folder / f"{lease:06d}.log"
-        self._fd = os.open(
-            self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
-        disk.sync_folder(folder)
-        self._buffer: list[bytes] = []
+
+def encode(record: AnyRecord) -> bytes:
+    body = _encoder.encode(record)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def decode(data: bytes) -> Iterator[AnyRecord]:
+    """The whole records of an object."""
+    at = 0
+    while at + _HEAD.size <= len(data):
+        length, checksum = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(body) < length or zlib.crc32(body) != checksum:
+            return
+        yield _decoder.decode(body)
+        at += _HEAD.size + length
+
+
+class Journal:
+    """A driver's hand on the journal. ``append`` collects; ``flush`` makes durable, or raises
+    ``FencedError``.
+    """
+
+    def __init__(self, store: Store, number: int, first: int, archives: list[str]) -> None:
+        self._store = store
+        self._next = number
+        self._first = first
+        self._archives = archives
+        self._waiting: list[bytes] = []
         self._flushing = threading.Lock()
+        self._lost: FencedError | None = None
 
     def append(self, record: AnyRecord) -> None:
-        body = _encoder.encode(record)
-        self._buffer.append(_HEAD.pack(len(body), zlib.crc32(body)) + body)
+        self._waiting.append(encode(record))
 
-    def flush(self, sync: bool = True) -> None:
-        """Write what was appended."""
+    @property
+    def has_news(self) -> bool:
+        return bool(self._waiting)
+
+    def flush(self) -> bool:
+        """Write what was appended. True if there was something."""
         with self._flushing:
-            waiting, self._buffer = self._buffer, []
-            if waiting:
-                data = memoryview(b"".join(waiting))
-                while data:
-                    data = data[os.write(self._fd, data) :]
-            if sync and waiting:
-                os.fsync(self._fd)
+            if self._lost is not None:
+                raise self._lost
+            waiting, self._waiting = self._waiting, []
+            if not waiting:
+                return False
+            if not self._store.create(key_of(self._next), b"".join(waiting)):
+                self._lost = FencedError(f"the run was taken over by {self._holder()}")
+                raise self._lost
+            self._next += 1
+            return True
 
-    def close(self) -> None:
-        self.flush()
-        os.close(self._fd)
-
-
-def segments(run: Path) -> list[Path]:
-    folder = run / FOLDER
-    return sorted(folder.glob("*.log")) if folder.is_dir() else []
-
-
-def read(run: Path) -> Iterator[AnyRecord]:
-    """Every whole record, in order."""
-    for path in segments(run):
-        data = path.read_bytes()
-        at = 0
-        while at + _HEAD.size <= len(data):
-            length, checksum = _HEAD.unpack_from(data, at)
-            body = data[at + _HEAD.size : at + _HEAD.size + length]
-            if len(body) < length or zlib.crc32(body) != checksum:
+    def _holder(self) -> str:
+        """Who wrote what we would have written."""
+        owner = "another driver"
+        for number in range(self._next, self._next + 1000):
+            data = self._store.read(key_of(number))
+            if data is None:
                 break
-            yield _decoder.decode(body)
-            at += _HEAD.size + length
+            for record in decode(data):
+                if isinstance(record, Opened):
+                    owner = str(record.owner)
+        return owner
+
+    # ------------------------------------------------------------------ compaction
+
+    @property
+    def is_long(self) -> bool:
+        return self._next - self._first >= COMPACT_AFTER
+
+    def compact(self) -> None:
+        """Put many small objects into a large one. Nothing is forgotten by it."""
+        self.flush()
+        with self._flushing:
+            first, last = self._first, self._next
+            merged = self._archives if len(self._archives) >= MERGE_AFTER else []
+            small = [key_of(number) for number in range(first, last)]
+            data = b"".join(self._store.read(name) or b"" for name in [*merged, *small])
+            name = f"archive-{last:010d}-{secrets.token_hex(4)}"
+            if not self._store.create(name, data):
+                return
+            self._archives = [*(a for a in self._archives if a not in merged), name]
+            self._waiting.insert(0, encode(Snapshot(self._archives)))
+        self.flush()
+        self._first = last
+        self._store.delete([*merged, *small])
+
+
+class Scan:
+    """A journal as it was at one time: what it says, and where the next object goes."""
+
+    def __init__(self, run: Store) -> None:
+        self._store = run.child(FOLDER)
+        self.archives: list[str] = []
+        found = self._from_the_last_snapshot()
+        self._objects: dict[int, bytes] = {}
+        for number in sorted(found):
+            if self._objects and number - 1 not in self._objects:
+                break  # a hole: what comes after it was never ours to read
+            self._objects[number] = found[number]
+
+    def _from_the_last_snapshot(self) -> dict[int, bytes]:
+        """A compaction that was cut off leaves old objects before its snapshot: look from the end."""
+        found: dict[int, bytes] = {}
+        for number in sorted((int(f.path) for f in self._store.list() if f.path.isdigit()), reverse=True):
+            data = self._store.read(key_of(number))
+            if data is None:
+                continue
+            found[number] = data
+            first = next(decode(data), None)
+            if isinstance(first, Snapshot):
+                self.archives = first.archives
+                break
+        return found
+
+    @property
+    def first(self) -> int:
+        return min(self._objects, default=1)
+
+    @property
+    def next(self) -> int:
+        return max(self._objects, default=0) + 1
+
+    def records(self) -> Iterator[AnyRecord]:
+        """Every whole record, in order."""
+        for name in self.archives:
+            yield from decode(self._store.read(name) or b"")
+        for number in sorted(self._objects):
+            yield from decode(self._objects[number])
+
+
+def read(run: Store | Path | str) -> Iterator[AnyRecord]:
+    """Every whole record of a run, in order."""
+    return Scan(open_store(str(run)) if isinstance(run, Path | str) else run).records()
+
+
+def me() -> Owner:
+    """This process, as an owner."""
+    from everstep.agent import kernel
+
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return Owner(
+        os.uname().nodename,
+        boot.read_text().strip() if boot.exists() else "",
+        os.getpid(),
+        kernel.start_time(os.getpid()) or 0,
+    )

@@ -23,7 +23,6 @@ from typing import Any, assert_never
 import cloudpickle
 import msgspec
 
-from everstep import __version__
 from everstep.agent import wire
 from everstep.backend.base import Backend, Member
 from everstep.config import RunConfig, ScalingConfig
@@ -39,7 +38,9 @@ from everstep.driver.observer import Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Ask, Engine
+from everstep.errors import FencedError
 from everstep.storage import checkpoints as store
+from everstep.storage.store import Store
 from everstep.topology.slices import HostId, HostView
 
 _FLUSH_S = 0.2
@@ -51,7 +52,10 @@ class Job:
     """What is to be run."""
 
     name: str
-    run_folder: Path
+    store: Store
+    """Where the run lives."""
+    logs: Path
+    """Where its workers' output is kept."""
     code: bytes
     arguments: bytes
     preload: list[str]
@@ -67,8 +71,11 @@ class Driver:
     other.
     """
 
-    def __init__(self, job: Job, engine: Engine, history: History, observer: Observer) -> None:
+    def __init__(
+        self, job: Job, engine: Engine, log: journal.Journal, history: History, observer: Observer
+    ) -> None:
         self._job = job
+        self._journal = log
         self._engine = engine
         self._history = history
         self._observer = observer
@@ -118,23 +125,8 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
-        self._journal = journal.Journal(self._job.run_folder, self._lease)
         flusher = asyncio.create_task(self._keep_flushing())
         try:
-            self._write(
-                journal.Opened(
-                    journal.FORMAT,
-                    self._lease,
-                    time.monotonic(),
-                    time.time(),
-                    __version__,
-                    self._job.name,
-                    self._job.scaling.min_workers,
-                    self._job.scaling.max_workers,
-                    os.getpid(),
-                    self._job.fingerprint,
-                )
-            )
             await self._engine.open(self, self._ask())
             left = await self._take_over()
             self.emit(
@@ -153,20 +145,25 @@ class Driver:
                 raise self._broken
         finally:
             flusher.cancel()
-            self._flush_rows()
-            if self.ended is not None:
-                self._write(
-                    journal.Closed(
-                        time.monotonic(),
-                        self.ended.outcome.value,
-                        _message(self.ended),
-                        plain_value(self.value),
-                    )
-                )
-            await self._engine.close()
-            forget_run(self._job.name)
+            # Who was replaced changes nothing on its way out: hosts, journal and registry are another's now.
+            fenced = self.ended is not None and self.ended.outcome is c.Outcome.FENCED
+            if not fenced:
+                self._flush_rows()
+                self._write(self._closing())
+                forget_run(self._job.name)
+            await self._engine.close(keep_hosts=fenced)
             self._disk.shutdown(wait=True)
-            self._journal.close()
+            if not fenced:
+                self._journal.flush()
+
+    def _closing(self) -> journal.Closed:
+        now = time.monotonic()
+        if self.ended is None:
+            return journal.Closed(now, c.Outcome.FAILED.value, "the driver itself failed", None)
+        return journal.Closed(now, self.ended.outcome.value, _message(self.ended), plain_value(self.value))
+
+    def _lost_the_run(self, error: FencedError) -> None:
+        self.emit(e.LeaseLost(at=time.monotonic(), holder=error.message))
 
     # ------------------------------------------------------------------ taking a run over
 
@@ -194,6 +191,7 @@ class Driver:
             self._rows_from = len(self._epoch_rows) + 1
             turn = max((stream.turn for stream in self._streams.values()), default=0)
             self._meeting.restart({rank for _, _, rank in self._streams}, left.epoch, turn)
+            self._write(journal.TakenOver(time.monotonic(), left.epoch))
             self._observer.say(f"took over {len(self._streams)} workers, which never stopped")
             self._publish()
             return left
@@ -214,7 +212,7 @@ class Driver:
     def _ask(self) -> Ask:
         scaling = self._job.scaling
         return Ask(
-            str(self._job.run_folder),
+            self._job.store.address(),
             self._lease,
             dict(scaling.resources_per_worker or {}),
             int(scaling.num_gpus_per_worker),
@@ -283,7 +281,7 @@ class Driver:
             case c.CommitCheckpoint():
                 self._commit(command)
             case c.DiscardCheckpoint():
-                self._on_disk(lambda: store.discard(self._job.run_folder, command.folder), lambda _: None)
+                self._on_disk(lambda: store.discard(self._job.store, command.folder), lambda _: None)
             case c.EndRun():
                 self.ended = command
                 self._over.set()
@@ -459,23 +457,30 @@ class Driver:
             by_host.setdefault(a.host, []).append(
                 wire.WorkerSpec(
                     run_name=job.name,
-                    run_folder=str(job.run_folder),
+                    run_folder=job.store.address(),
                     epoch=command.epoch,
                     generation=generation,
                     assignment=a,
                     member=member,
                     checkpoint=command.checkpoint,
                     reason=command.reason,
-                    log_path=str(job.run_folder / "logs" / attempt / f"rank-{a.rank:05d}.log"),
+                    log_path=str(job.logs / attempt / f"rank-{a.rank:05d}.log"),
                     seed=_seed(job.seed, command.epoch, generation, a.rank),
                     start_timeout_s=self._limits.start_s,
                     leave_timeout_s=self._limits.leave_s,
                     report_wait_s=self._limits.report_wait_s,
                     all_metrics=self._all_metrics,
                     echo=a.rank in job.run.log_ranks,
+                    storage_options=dict(job.run.storage_options or {}),
                 )
             )
         self._meeting.restart({s.assignment.rank for s in self._streams.values()}, command.epoch)
+        try:
+            # The epoch's number is on record before anything can be named after it.
+            self._journal.flush()
+        except FencedError as error:
+            self._lost_the_run(error)
+            return
         for host, specs in by_host.items():
             self._engine.send(host, wire.Start(self._lease, specs))
 
@@ -629,7 +634,7 @@ class Driver:
         )
 
     def _answer_checkpoints(self, epoch: int, rank: int, seq: int) -> None:
-        run = self._job.run_folder
+        run = self._job.store
         rows = [[kept.address(run), kept.metrics] for kept in self._history.checkpoints.values()]
         self._tell(epoch, [rank], wire.Answer(seq, msgspec.msgpack.encode(rows)))
 
@@ -656,7 +661,7 @@ class Driver:
 
     def _commit(self, command: c.CommitCheckpoint) -> None:
         ready = command.checkpoint
-        run = self._job.run_folder
+        run = self._job.store
         rows = self._epoch_rows
         metrics = rows[ready.index - 1] if 0 < ready.index <= len(rows) else _EMPTY
         ranks = [rank for rank, _ in ready.parts]
@@ -678,7 +683,14 @@ class Driver:
                 self._flush_rows()
                 self._write(
                     journal.Committed(
-                        now, ready.folder, command.epoch, ready.index, metrics, outcome.external
+                        now,
+                        ready.folder,
+                        command.epoch,
+                        ready.index,
+                        metrics,
+                        outcome.external,
+                        command.group,
+                        command.generation,
                     )
                 )
                 self._on_disk(self._journal.flush, lambda _: None)
@@ -695,7 +707,7 @@ class Driver:
 
             def remove(folder: str = folder) -> None:
                 self._journal.flush()
-                store.discard(self._job.run_folder, folder)
+                store.discard(self._job.store, folder)
 
             self._on_disk(remove, lambda _: None)
 
@@ -703,9 +715,9 @@ class Driver:
 
     def _record(self, record: c.Record) -> None:
         self._write(record)  # type: ignore[arg-type]
-        self._observer.record(record)
         if isinstance(record, c.GroupStarted):
             self._publish()
+        self._observer.record(record)
 
     def _write(self, record: journal.AnyRecord) -> None:
         self._journal.append(record)
@@ -720,11 +732,21 @@ class Driver:
             self._rows = []
 
     async def _keep_flushing(self) -> None:
+        """Make durable what has been written, say that we live, and let the agents forget what they need not
+        keep.
+        """
+        beat = self._job.run.lease_ttl_s / 3
+        wrote = time.monotonic()
         while True:
             await asyncio.sleep(_FLUSH_S)
             self._flush_rows()
-            acknowledge = self._acknowledgements()
-            self._on_disk(self._journal.flush, acknowledge)
+            if time.monotonic() - wrote >= beat:
+                self._journal.append(journal.Renewed(time.monotonic()))
+            if self._journal.has_news:
+                wrote = time.monotonic()
+            self._on_disk(self._journal.flush, self._acknowledgements())
+            if self._journal.is_long:
+                self._on_disk(self._journal.compact, lambda _: None)
             self._warn_of_uncommitted()
 
     def _acknowledgements(self) -> Callable[[object], None]:
@@ -774,6 +796,9 @@ class Driver:
         def call() -> None:
             try:
                 outcome: Any = work()
+            except FencedError as error:
+                loop.call_soon_threadsafe(self._lost_the_run, error)
+                return
             except Exception as error:  # handed to whoever asked for it
                 outcome = error
             loop.call_soon_threadsafe(done, outcome)
@@ -788,7 +813,7 @@ class Driver:
             )
             for s in self._current_streams()
         ]
-        live = LiveRun(self._job.name, str(self._job.run_folder), os.getpid(), self.controller.epoch, workers)
+        live = LiveRun(self._job.name, self._job.store.address(), os.getpid(), self.controller.epoch, workers)
         publish_run(live)
         self._observer.started(live)
 

@@ -149,6 +149,10 @@ def fingerprint(function: Any, config: Mapping[str, Any] | None, scaling: object
     return digest.hexdigest()
 
 
+def config_digest(config: Mapping[str, Any] | None) -> str:
+    return hashlib.sha256(_canonical(config).encode()).hexdigest()
+
+
 def _canonical(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k!r}:{_canonical(v)}" for k, v in sorted(value.items(), key=repr)) + "}"

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from everstep import __version__
 from everstep.backend.base import Backend
 from everstep.callbacks import TrainRunContext
 from everstep.checkpoint import Result
@@ -25,17 +25,20 @@ from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import EndRun, Outcome
 from everstep.control.events import StopKind
 from everstep.control.failures import Failure, Kind
-from everstep.driver import payload
+from everstep.driver import journal, payload
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.display import make_display
-from everstep.driver.history import History, read_history, result_of
+from everstep.driver.history import History, log_folder, read_history, result_of
+from everstep.driver.lease import take
 from everstep.driver.loop import Driver, Job
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
 from everstep.engine.local.engine import LocalEngine
 from everstep.errors import (
+    ConfigError,
     ControllerError,
     EverstepError,
+    FencedError,
     FunctionLoadError,
     PreemptionError,
     TrainingFailedError,
@@ -43,7 +46,8 @@ from everstep.errors import (
     WorkerGroupError,
 )
 from everstep.preemption import PreemptionInfo
-from everstep.storage import folder as disk
+from everstep.storage.folder import make_private
+from everstep.storage.store import Store, open_store, probe
 
 logger = logging.getLogger("everstep")
 
@@ -68,26 +72,48 @@ class TrainingTerminated(SystemExit):
 def run_training(spec: RunSpec) -> Result:
     """Run it, and give what came of it, or raise what ended it."""
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    folder = Path(spec.run.storage_path) / name
+    run = open_store(spec.run.storage_path, spec.run.storage_options).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
     arguments = payload.pickle_arguments(spec.train_loop_config)
-    disk.check_writable(Path(spec.run.storage_path))
-    disk.check_writable(folder)
-    folder.chmod(0o700)
-    history = read_history(folder)
+    probe(run)
+    history = read_history(run)
+    config = payload.config_digest(spec.train_loop_config)
     if history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue":
-        logger.warning(
-            "run %s has finished already: this is its result. RunConfig(if_finished='continue') trains on.",
+        return _finished_already(spec, name, run, history, config)
+    display = make_display()
+    fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
+
+    def opened(lease: int) -> journal.Opened:
+        return journal.Opened(
+            journal.FORMAT,
+            lease,
+            journal.me(),
+            time.monotonic(),
+            time.time(),
+            __version__,
             name,
+            spec.scaling.min_workers,
+            spec.scaling.max_workers,
+            fingerprint,
+            config,
+            secrets.token_hex(8),
         )
-        return result_of(folder, history)
+
+    try:
+        log, history = take(run, opened, spec.run.lease_ttl_s, display.say)
+    except BaseException:
+        display.close()
+        raise
     if spec.scaling.num_workers == 0:
         from everstep.driver.here import run_here
 
-        return run_here(spec, name, folder, history)
+        return run_here(spec, name, run, log, history)
+    logs = log_folder(run)
+    make_private(logs)
     job = Job(
         name,
-        folder,
+        run,
+        logs,
         code,
         arguments,
         [*spec.backend.preload(), *payload.imports_of(spec.train_fn)],
@@ -97,13 +123,13 @@ def run_training(spec: RunSpec) -> Result:
         # From Python's own generator: random.seed(…) in the user's script makes the ranks' seeds
         # reproducible.
         random.getrandbits(62),
-        payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling),
+        fingerprint,
     )
     context = TrainRunContext(
         f"{name}-{history.lease + 1}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
     )
-    observer = Callbacks(make_display(), spec.run.callbacks, context, folder)
-    driver = Driver(job, _engine(spec.engine), history, observer)
+    observer = Callbacks(display, spec.run.callbacks, context)
+    driver = Driver(job, _engine(spec.engine), log, history, observer)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
         stopped = _run_thread(thread, driver)
@@ -114,8 +140,20 @@ def run_training(spec: RunSpec) -> Result:
             raise driver.crash
         raise ControllerError(driver.crash) from driver.crash
     assert driver.ended is not None, "a run that is over says how"
-    _raise_for(driver.ended, driver, name, folder, resumable=spec.run.name is not None, stopped=stopped)
-    return replace(result_of(folder, history), return_value=driver.value)
+    _raise_for(driver.ended, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
+    return replace(result_of(run, history, spec.run.storage_options), return_value=driver.value)
+
+
+def _finished_already(spec: RunSpec, name: str, run: Store, history: History, config: str) -> Result:
+    choice = "RunConfig(if_finished='return') gives its result, RunConfig(if_finished='continue') trains on"
+    if spec.run.if_finished is None and history.config != config:
+        raise ConfigError(
+            f"run {name} has finished, with another train_loop_config than this",
+            f"{choice}; or give this run another name",
+            "RunConfig.name",
+        )
+    logger.warning("run %s has finished already: this is its result. %s.", name, choice)
+    return result_of(run, history, spec.run.storage_options)
 
 
 def _engine(engine: object) -> Engine:
@@ -165,7 +203,7 @@ def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
 
 
 def _raise_for(
-    end: EndRun, driver: Driver, name: str, folder: Path, *, resumable: bool, stopped: StopKind | None
+    end: EndRun, driver: Driver, name: str, run: Store, *, resumable: bool, stopped: StopKind | None
 ) -> None:
     if end.outcome is Outcome.FINISHED:
         return
@@ -174,7 +212,7 @@ def _raise_for(
     else:
         resume = (
             f"Its name was made up ({name}), so it can't be resumed by running it again: next time give "
-            "RunConfig(name=…). Its checkpoints stay in " + str(folder)
+            "RunConfig(name=…). Its checkpoints stay in " + run.address()
         )
     if end.outcome is Outcome.STOPPED:
         if end.stop is StopKind.TERMINATE:
@@ -184,7 +222,7 @@ def _raise_for(
         raise _quiet(KeyboardInterrupt(resume))
     if end.outcome is Outcome.FAILED:
         raise error_for(end, driver)
-    raise TrainingFailedError(end.message)
+    raise FencedError(end.message)
 
 
 def _quiet(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:

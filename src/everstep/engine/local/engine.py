@@ -136,13 +136,13 @@ class LocalEngine:
             await self._look()  # the first look has started a host
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self.hearing.run())]
 
-    async def close(self) -> None:
+    async def close(self, *, keep_hosts: bool) -> None:
         for task in self._tasks:
             task.cancel()
         links, self.links = self.links, {}
         for link in links.values():
             link.close()
-        if self._own is not None:
+        if self._own is not None and not keep_hosts:
             await asyncio.get_running_loop().run_in_executor(None, self._own.close)
 
     # ------------------------------------------------------------------ finding hosts
