@@ -139,3 +139,27 @@ def test_compaction_forgets_nothing_however_often_and_wherever_it_is_cut_off(run
     again = read_history(run)
     assert len(again.metrics) == 122
     assert "c1-1" not in again.checkpoints
+
+
+def test_who_reads_while_it_is_compacted_sees_all_of_it(run: Store) -> None:
+    log = take(run)
+    write(log, 5)
+    done = threading.Event()
+
+    def keep_writing() -> None:
+        for n in range(1, 60):
+            write(log, 5, first=5 * n + 1)
+            log.compact()
+        done.set()
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    seen = 0
+    while not done.is_set():
+        history = read_history(run)
+        rows = [msgspec.msgpack.decode(row)["n"] for row in history.metrics]
+        assert rows == list(range(1, len(rows) + 1))
+        assert len(rows) >= seen
+        seen = len(rows)
+    writer.join()
+    assert len(read_history(run).metrics) == 300

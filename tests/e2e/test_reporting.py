@@ -255,3 +255,32 @@ def test_a_finished_run_gives_its_result_again(tmp_path: Path) -> None:
     assert again.metrics_history == [{"x": 1}]
     more = fit(function, tmp_path, name="once", if_finished="continue")
     assert more.metrics_history == [{"x": 1}, {"x": 1}]
+
+
+def test_an_asynchronous_report_that_returned_survives_its_workers_sigkill(tmp_path: Path) -> None:
+    def function(config: dict[str, Any]) -> int:
+        import os
+        import signal
+
+        checkpoint = everstep.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                return int((Path(folder) / "size").read_text())
+        folder = tempfile.mkdtemp()
+        (Path(folder) / "weights").write_bytes(os.urandom(64 << 20))
+        (Path(folder) / "size").write_text("7")
+        report(
+            {"x": 1},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        )
+        everstep.collective.barrier()
+        if get_context().get_world_rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+        return 0
+
+    result = fit(
+        function, tmp_path, workers=2, config={}, failure_config=everstep.FailureConfig(max_failures=1)
+    )
+    assert result.return_value == 7

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from everstep.agent import kernel, wire
 from everstep.agent.logs import WorkerLog
 from everstep.agent.spawner import Recipe, Template
@@ -42,6 +44,8 @@ class Worker:
     spool: Spool = field(init=False)
     state: bytes = b""
     """What the driver said of all that the spool no longer holds."""
+    uploaded: list[wire.Uploaded] = field(default_factory=list)
+    """What we uploaded in its place."""
     exited: wire.Exited | None = None
     kill: int = 0
     """A signal that it is to get as soon as it has a pid."""
@@ -258,6 +262,8 @@ class Agent:
             spec = worker.spec
             for offset, data in worker.spool.chunks():
                 connection.send(wire.FromWorker(spec.epoch, spec.generation, spec.member.rank, offset, data))
+            for uploaded in worker.uploaded:
+                connection.send(uploaded)
             if worker.exited is not None:
                 connection.send(worker.exited)
             elif not worker.spool.full:
@@ -381,6 +387,8 @@ class Agent:
             )
             template = Template(Recipe(fresh, template.recipe.env, template.recipe.cwd), self._template_said)
             self._fresh.append(template)
+        spool = self._folder / "spool" / f"{spec.epoch}.{spec.generation}.{spec.member.rank}"
+        spec = msgspec.structs.replace(spec, spool=str(spool))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         out, into = os.pipe()
@@ -503,6 +511,9 @@ class Agent:
         )
         self._ended_workers[worker.key] = worker
         self._say(worker.exited)
+        if Path(spec.spool).is_dir():
+            # A report that returned is kept: what it was uploading is uploaded by us, beside all else.
+            threading.Thread(target=self._finish_uploads, args=(worker,), daemon=True).start()
         for job in list(self._stops):
             if job.epoch == spec.epoch and spec.member.rank in job.left:
                 job.left.discard(spec.member.rank)
@@ -513,6 +524,27 @@ class Agent:
         if not self._workers:
             self._loop.call_soon(self._kill_strays)
         self._check_retired()
+
+    def _finish_uploads(self, worker: Worker) -> None:
+        from everstep.errors import StorageError
+        from everstep.storage import snapshots
+        from everstep.storage.store import open_store
+
+        spec = worker.spec
+        who = (spec.epoch, spec.generation, spec.member.rank)
+        for job in snapshots.pending(Path(spec.spool)):
+            index = snapshots.read(job).share.index
+            try:
+                part = snapshots.finish(job, open_store(spec.run_folder, spec.storage_options))
+                word = wire.Uploaded(*who, index, part)
+            except (StorageError, OSError) as error:
+                word = wire.Uploaded(*who, index, None, f"{type(error).__name__}: {error}")
+            snapshots.forget(job)
+            self._loop.call_soon_threadsafe(self._has_uploaded, worker, word)
+
+    def _has_uploaded(self, worker: Worker, word: wire.Uploaded) -> None:
+        worker.uploaded.append(word)
+        self._say(word)
 
     def _kill_strays(self) -> None:
         """No worker is left: whatever else has become our child is an orphan of one."""

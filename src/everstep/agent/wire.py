@@ -278,6 +278,17 @@ class Exited(FromAgent, frozen=True):
     log_path: str
 
 
+class Uploaded(FromAgent, frozen=True):
+    """The agent has finished an upload that its worker did not live to finish; or could not."""
+
+    epoch: int
+    generation: int
+    rank: int
+    index: int
+    part: Part | None
+    reason: str = ""
+
+
 class Gone(FromAgent, frozen=True):
     epoch: int
     generation: int
@@ -296,6 +307,7 @@ class Beat(FromAgent, frozen=True):
 
 AnyFromAgent = (
     Status
+    | Uploaded
     | Inventory
     | HandedOver
     | Prepared
@@ -366,6 +378,8 @@ class Raised(FromWorkerMessage, frozen=True):
     at: float
     joined: bool
     """It had joined its group: the user's code was running."""
+    damaged: str = ""
+    """The folder of the checkpoint that could not be restored, if that was the reason."""
 
 
 AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Returned | Raised

@@ -18,6 +18,7 @@ import cloudpickle
 from everstep import session as sessions
 from everstep.agent import kernel, wire
 from everstep.backend.base import Backend
+from everstep.errors import DamagedCheckpointError
 from everstep.preemption import PreemptionInfo
 
 STOPPED = 128 + signal.SIGTERM
@@ -172,7 +173,8 @@ def work(
         sys.stderr.write(text)
         _flush()
         message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
-        link.send(wire.frame(wire.Raised(message, text, echo, at, joined)))
+        damaged = (spec.checkpoint or "") if isinstance(error, DamagedCheckpointError) else ""
+        link.send(wire.frame(wire.Raised(message, text, echo, at, joined, damaged)))
         return 1
     _flush()
     # Others may still train, and need this process: a JAX coordinator lives in it. The agent says when all

@@ -17,6 +17,8 @@ class Checkpoints:
     def __init__(self, committed: Iterable[CheckpointRef] = ()) -> None:
         self.newest: CheckpointRef | None = None
         self._committing: dict[str, tuple[int, CheckpointRef]] = {}
+        self._line: list[CheckpointRef] = []
+        """Those that were the newest, in that order; the last of them is."""
         self._newest_order = 0
         self._next_order = 0
         self._highest: dict[tuple[int, int, int], int] = {}
@@ -64,7 +66,13 @@ class Checkpoints:
             or (ref.epoch == newest.epoch and order > self._newest_order)
         ):
             self.newest = ref
+            self._line.append(ref)
             self._newest_order = max(order, self._newest_order)
+
+    def forget(self, folder: str) -> None:
+        """It can't be restored, or was let go. If it was the newest, the one before it is that again."""
+        self._line = [ref for ref in self._line if ref.folder != folder]
+        self.newest = self._line[-1] if self._line else None
 
 
 def _incarnation(ref: CheckpointRef) -> tuple[int, int, int]:

@@ -106,6 +106,8 @@ class Controller:
                 self._workers_gone(event)
             case e.CheckpointCommitted():
                 self._checkpoint_committed(event)
+            case e.CheckpointDamaged() | e.CheckpointGone():
+                self.run.checkpoints.forget(event.folder)
             case e.CommitFailed():
                 self._commit_failed(event)
             case e.TimerFired():

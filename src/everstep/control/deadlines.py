@@ -62,6 +62,8 @@ class Deadlines:
 
     A host that lives on then is used again.
     """
+    last_checkpoint_s: float = 10.0
+    """How long a run that is stopped from outside waits for the checkpoint that it asks for."""
     orphan_s: float = 300.0
     """How long agents keep training after their driver died without a word."""
 

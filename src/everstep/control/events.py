@@ -177,6 +177,18 @@ class CheckpointCommitted(Event, frozen=True, kw_only=True):
     folder: str
 
 
+class CheckpointDamaged(Event, frozen=True, kw_only=True):
+    """A committed checkpoint is not what its manifest says."""
+
+    folder: str
+
+
+class CheckpointGone(Event, frozen=True, kw_only=True):
+    """Retention let a committed checkpoint go; it is not the newest."""
+
+    folder: str
+
+
 class CommitFailed(Event, frozen=True, kw_only=True):
     folder: str
     reason: str
@@ -221,6 +233,8 @@ AnyEvent = (
     | UploadFailed
     | WorkersGone
     | CheckpointCommitted
+    | CheckpointDamaged
+    | CheckpointGone
     | CommitFailed
     | TimerFired
 )
@@ -230,6 +244,8 @@ __all__ = [
     "AnyEvent",
     "CapacityChanged",
     "CheckpointCommitted",
+    "CheckpointDamaged",
+    "CheckpointGone",
     "CheckpointRef",
     "CommitFailed",
     "Event",

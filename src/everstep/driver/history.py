@@ -40,6 +40,8 @@ class History:
     last_epoch: int = 0
     checkpoints: dict[str, Kept] = field(default_factory=dict)
     """In the order in which they were committed."""
+    damaged: set[str] = field(default_factory=set)
+    """Checkpoints that can't be restored; left for the user to look at."""
     metrics: list[msgspec.Raw] = field(default_factory=list)
     owner: journal.Owner | None = None
     """Who had it last."""
@@ -82,6 +84,9 @@ class History:
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case journal.Deleted():
                 self.checkpoints.pop(record.folder, None)
+            case journal.Damaged():
+                self.checkpoints.pop(record.folder, None)
+                self.damaged.add(record.folder)
             case journal.Metrics():
                 self.metrics.extend(record.rows)
                 self._rows[record.epoch] = self._rows.get(record.epoch, 0) + len(record.rows)

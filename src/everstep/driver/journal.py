@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.control import commands as c
-from everstep.errors import FencedError
+from everstep.errors import FencedError, StorageError
 from everstep.storage.store import Store, open_store
 
 FOLDER = "journal"
@@ -30,6 +30,7 @@ COMPACT_AFTER = 200
 MERGE_AFTER = 32
 """And so many of those into one."""
 
+_SCANS = 20
 _HEAD = struct.Struct("<II")
 
 
@@ -105,6 +106,14 @@ class Deleted(Entry, frozen=True):
     folder: str
 
 
+class Damaged(Entry, frozen=True):
+    """A checkpoint can't be restored any more, and why."""
+
+    at: float
+    folder: str
+    reason: str
+
+
 class Metrics(Entry, frozen=True):
     """Rank 0's reports, from ``first`` on."""
 
@@ -133,6 +142,7 @@ AnyRecord = (
     | TakenOver
     | Committed
     | Deleted
+    | Damaged
     | Metrics
     | Closed
     | Snapshot
@@ -249,26 +259,44 @@ class Scan:
     def __init__(self, run: Store) -> None:
         self._store = run.child(FOLDER)
         self.archives: list[str] = []
-        found = self._from_the_last_snapshot()
+        self._archived: list[bytes] = []
         self._objects: dict[int, bytes] = {}
-        for number in sorted(found):
-            if self._objects and number - 1 not in self._objects:
-                break  # a hole: what comes after it was never ours to read
-            self._objects[number] = found[number]
+        for _ in range(_SCANS):
+            if self._scan():
+                return
+        raise StorageError(
+            f"the journal of {run.address()} can't be read: objects that are listed are not there",
+            "look whether something else removes files there",
+        )
 
-    def _from_the_last_snapshot(self) -> dict[int, bytes]:
-        """A compaction that was cut off leaves old objects before its snapshot: look from the end."""
+    def _scan(self) -> bool:
+        """False if the owner was compacting it meanwhile: what was listed is then in an archive by now."""
+        numbers = sorted((int(f.path) for f in self._store.list() if f.path.isdigit()), reverse=True)
         found: dict[int, bytes] = {}
-        for number in sorted((int(f.path) for f in self._store.list() if f.path.isdigit()), reverse=True):
+        self.archives = []
+        # A compaction that was cut off leaves old objects before its snapshot: look for that from the end.
+        for number in numbers:
             data = self._store.read(key_of(number))
             if data is None:
-                continue
+                return False
             found[number] = data
             first = next(decode(data), None)
             if isinstance(first, Snapshot):
                 self.archives = first.archives
                 break
-        return found
+        else:
+            if numbers and numbers[-1] != 1:
+                return False
+        archived = [self._store.read(name) for name in self.archives]
+        if None in archived:
+            return False
+        self._archived = [data for data in archived if data is not None]
+        self._objects = {}
+        for number in sorted(found):
+            if self._objects and number - 1 not in self._objects:
+                break  # a hole: what comes after it was never ours to read
+            self._objects[number] = found[number]
+        return True
 
     @property
     def first(self) -> int:
@@ -280,8 +308,8 @@ class Scan:
 
     def records(self) -> Iterator[AnyRecord]:
         """Every whole record, in order."""
-        for name in self.archives:
-            yield from decode(self._store.read(name) or b"")
+        for data in self._archived:
+            yield from decode(data)
         for number in sorted(self._objects):
             yield from decode(self._objects[number])
 

@@ -38,12 +38,20 @@ from everstep.driver.observer import Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Ask, Engine
-from everstep.errors import FencedError
-from everstep.storage import checkpoints as store
+from everstep.errors import DamagedCheckpointError, FencedError
+from everstep.storage import checkpoints as store, restore
 from everstep.storage.store import Store
 from everstep.topology.slices import HostId, HostView
 
 _FLUSH_S = 0.2
+_LOOK_S = 2.0
+
+
+def stop_request(lease: int) -> str:
+    """The object that asks the owner of this lease to stop. Of a lease that is over, it means nothing."""
+    return f"requests/stop-{lease}"
+
+
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
 
 
@@ -104,6 +112,7 @@ class Driver:
         self._notices: dict[HostId, float] = {}
         self._committing: set[tuple[int, int, int]] = set()
         """(replica group, generation, index) of checkpoints that are being committed."""
+        self._stopping = False
         self._left: LeftBehind | None = None
         """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
@@ -129,6 +138,9 @@ class Driver:
         try:
             await self._engine.open(self, self._ask())
             left = await self._take_over()
+            if left is None:
+                await self._drop_damaged()
+                await self._collect_garbage()
             self.emit(
                 e.RunOpened(
                     at=time.monotonic(),
@@ -139,6 +151,7 @@ class Driver:
                 )
             )
             if left is not None:
+                self._publish()
                 self._hear_again(left)
             await self._over.wait()
             if self._broken is not None:
@@ -193,7 +206,6 @@ class Driver:
             self._meeting.restart({rank for _, _, rank in self._streams}, left.epoch, turn)
             self._write(journal.TakenOver(time.monotonic(), left.epoch))
             self._observer.say(f"took over {len(self._streams)} workers, which never stopped")
-            self._publish()
             return left
         self._observer.say(f"the workers of an earlier driver are ended: {why_not}")
         for (host, generation), ranks in left.running().items():
@@ -204,6 +216,36 @@ class Driver:
         for host in hosts:
             self._engine.unclaim(host)
         return None
+
+    async def _drop_damaged(self) -> None:
+        """Before anything is restored after a break: the newest checkpoint must be whole, or the one before
+        it, …
+        """
+        assert self._loop is not None
+        while (newest := self._history.newest) is not None and newest.external is None:
+            checkpoint = self._job.store.child(newest.ref.folder)
+            try:
+                await self._loop.run_in_executor(self._disk, restore.verify, checkpoint)
+            except DamagedCheckpointError as error:
+                self._damaged(newest.ref.folder, str(error))
+            else:
+                return
+
+    async def _collect_garbage(self) -> None:
+        """No worker is left that could finish what was begun and not committed."""
+        assert self._loop is not None
+        run, keep = self._job.store, {*self._history.checkpoints, *self._history.damaged}
+
+        def collect() -> None:
+            for folder in store.garbage(run, keep):
+                store.discard(run, folder)
+
+        await self._loop.run_in_executor(self._disk, collect)
+
+    def _damaged(self, folder: str, reason: str) -> None:
+        if folder in self._history.checkpoints:
+            self._observer.say(f"{reason}; the one before it is used")
+            self._write(journal.Damaged(time.monotonic(), folder, reason))
 
     def _hear_again(self, left: LeftBehind) -> None:
         for host, message in left.messages():
@@ -341,6 +383,8 @@ class Driver:
                 )
             case wire.Exited():
                 self._exited(host, message)
+            case wire.Uploaded():
+                self._uploaded(message)
             case wire.Gone():
                 self.emit(
                     e.WorkersGone(
@@ -558,21 +602,7 @@ class Driver:
             case wire.Joined():
                 self.emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.PartFailed():
-                self._observer.say(
-                    f"rank {rank} could not save its part of checkpoint {word.index}: {word.reason}; "
-                    "training goes on"
-                )
-                self.emit(
-                    e.UploadFailed(
-                        at=now,
-                        epoch=epoch,
-                        generation=generation,
-                        rank=rank,
-                        index=word.index,
-                        reason=word.reason,
-                    )
-                )
-                self._tell(epoch, [rank], wire.Committed("", word.index))
+                self._upload_failed(key, word.index, word.reason)
             case wire.Ask():
                 if word.what == "checkpoints":
                     self._answer_checkpoints(epoch, rank, word.seq)
@@ -586,6 +616,9 @@ class Driver:
                 self.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.Raised():
                 stream.failed = True
+                if word.damaged:
+                    self._damaged(word.damaged, word.message)
+                    self.emit(e.CheckpointDamaged(at=now, folder=word.damaged))
                 failure = Failure(
                     Kind.EXCEPTION if word.joined else Kind.START,
                     word.at,
@@ -632,6 +665,34 @@ class Driver:
                 failure=failure,
             )
         )
+
+    def _uploaded(self, message: wire.Uploaded) -> None:
+        """An agent finished what its worker could not."""
+        key = (message.epoch, message.generation, message.rank)
+        stream = self._streams.get(key)
+        if stream is None:
+            return
+        if message.part is None:
+            self._upload_failed(key, message.index, message.reason)
+        elif message.part.folder not in self._history.checkpoints:
+            self._tell_reports(key, stream, stream.upto, [], [message.part], 0.0)
+
+    def _upload_failed(self, key: Key, index: int, reason: str) -> None:
+        epoch, generation, rank = key
+        self._observer.say(
+            f"rank {rank} could not save its part of checkpoint {index}: {reason}; training goes on"
+        )
+        self.emit(
+            e.UploadFailed(
+                at=time.monotonic(),
+                epoch=epoch,
+                generation=generation,
+                rank=rank,
+                index=index,
+                reason=reason,
+            )
+        )
+        self._tell(epoch, [rank], wire.Committed("", index))
 
     def _answer_checkpoints(self, epoch: int, rank: int, seq: int) -> None:
         run = self._job.store
@@ -696,6 +757,7 @@ class Driver:
                 self._on_disk(self._journal.flush, lambda _: None)
                 self.emit(e.CheckpointCommitted(at=now, folder=ready.folder))
                 self._retain()
+                self._stop_as_requested()
                 self._observer.committed(ready.index, self._history.checkpoints[ready.folder].address(run))
             self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
 
@@ -704,6 +766,7 @@ class Driver:
     def _retain(self) -> None:
         for folder in to_delete(self._history, self._job.run.checkpoint_config):
             self._write(journal.Deleted(time.monotonic(), folder))
+            self.emit(e.CheckpointGone(at=time.monotonic(), folder=folder))
 
             def remove(folder: str = folder) -> None:
                 self._journal.flush()
@@ -715,9 +778,9 @@ class Driver:
 
     def _record(self, record: c.Record) -> None:
         self._write(record)  # type: ignore[arg-type]
+        self._observer.record(record)
         if isinstance(record, c.GroupStarted):
             self._publish()
-        self._observer.record(record)
 
     def _write(self, record: journal.AnyRecord) -> None:
         self._journal.append(record)
@@ -736,10 +799,13 @@ class Driver:
         keep.
         """
         beat = self._job.run.lease_ttl_s / 3
-        wrote = time.monotonic()
+        wrote = looked = time.monotonic()
         while True:
             await asyncio.sleep(_FLUSH_S)
             self._flush_rows()
+            if time.monotonic() - looked >= _LOOK_S:
+                looked = time.monotonic()
+                self._on_disk(self._is_stop_requested, self._stop_if_requested)
             if time.monotonic() - wrote >= beat:
                 self._journal.append(journal.Renewed(time.monotonic()))
             if self._journal.has_news:
@@ -748,6 +814,23 @@ class Driver:
             if self._journal.is_long:
                 self._on_disk(self._journal.compact, lambda _: None)
             self._warn_of_uncommitted()
+
+    def _is_stop_requested(self) -> bool:
+        return self._job.store.exists(stop_request(self._lease))
+
+    def _stop_if_requested(self, requested: object) -> None:
+        """From another terminal: a last checkpoint where the function takes the hint, then the end."""
+        if requested is not True or self._stopping:
+            return
+        assert self._loop is not None
+        self._stopping = True
+        self._observer.say("asked to stop, by everstep stop")
+        self._tell_all(wire.WantCheckpoint(c.AskReason.STOP.value))
+        self._loop.call_later(self._limits.last_checkpoint_s, self._stop_as_requested)
+
+    def _stop_as_requested(self) -> None:
+        if self._stopping:
+            self.emit(e.StopRequested(at=time.monotonic(), kind=e.StopKind.USER))
 
     def _acknowledgements(self) -> Callable[[object], None]:
         """What agents need not keep once all that is written now is durable."""

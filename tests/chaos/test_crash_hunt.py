@@ -1,0 +1,108 @@
+"""Whatever is killed, at whatever instant: every committed checkpoint is there, and whole.
+
+``EVERSTEP_HUNT_SEED=…`` replays a hunt's choices (what to kill, and after how long).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.agent import kernel
+from everstep.driver.history import History
+from everstep.driver.journal import Scan
+from everstep.driver.registry import hosts_of, live_runs
+from everstep.storage.restore import verify
+from everstep.storage.store import Store, open_store
+from processes import ours, wait_for
+from storage.server import S3Server
+
+TARGETS = ("driver", "agent", "worker", "everything")
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    if request.param == "folder":
+        yield {"storage_path": str(tmp_path / "runs"), "storage_options": None}
+        return
+    with S3Server() as server:
+        bucket = server.bucket()
+        yield {"storage_path": f"s3://{bucket}/runs", "storage_options": server.options()}
+
+
+def check(run: Store, rng: random.Random) -> int:
+    """Every committed checkpoint is whole; returns how many there are."""
+    history = History.of(Scan(run).records())
+    committed = sorted(history.checkpoints)
+    newest = history.newest
+    # All of them would take too long after a while: the newest always, and some of the others.
+    some = {*rng.sample(committed, min(5, len(committed))), *([newest.ref.folder] if newest else [])}
+    for folder in some:
+        verify(run.child(folder))
+    folders = set(run.folders())
+    assert set(committed) <= folders, f"missing: {set(committed) - folders}"
+    return len(committed)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rounds", [6, pytest.param(250, marks=pytest.mark.soak)])
+def test_no_committed_checkpoint_is_lost_or_torn(
+    storage: dict[str, Any], rounds: int, tmp_path: Path
+) -> None:
+    seed = int(os.environ.get("EVERSTEP_HUNT_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"EVERSTEP_HUNT_SEED={seed}")
+    rng = random.Random(seed)
+    name = f"hunt-{rng.getrandbits(32):08x}"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    settings = json.dumps({"name": name, "scratch": str(scratch), **storage})
+    run = open_store(storage["storage_path"], storage["storage_options"]).child(name)
+    hunted = str(Path(__file__).parent / "hunted.py")
+    kept = 0
+    for n in range(rounds):
+        log = (tmp_path / f"round-{n}.log").open("w")
+        process = subprocess.Popen([sys.executable, hunted, settings], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_for(lambda before=kept: check(run, rng) > before, f"a new checkpoint in round {n}", 60)
+            target = rng.choice(TARGETS)
+            pause = rng.random() * 0.3
+            time.sleep(pause)  # the instant is what is hunted for: it must not depend on anything
+            live = live_runs()[name]
+            match target:
+                case "driver":
+                    process.kill()
+                case "agent":
+                    for host in hosts_of(live).values():
+                        os.kill(host.pid, signal.SIGKILL)
+                case "worker":
+                    os.kill(rng.choice(live.workers).pid, signal.SIGKILL)
+                case "everything":
+                    for pid in [process.pid, *ours()]:
+                        kernel.send_signal(pid, signal.SIGKILL)
+            now = check(run, rng)
+            assert now >= kept, f"round {n}: {kept - now} checkpoints are gone after the death of {target}"
+            kept = now
+            if target in ("agent", "worker"):
+                wait_for(lambda before=kept: check(run, rng) > before, f"recovery in round {n}", 60)
+        finally:
+            process.kill()
+            process.wait()
+            log.close()
+        if rng.random() < 0.5:  # else the next round takes the workers over
+            for pid in ours():
+                kernel.send_signal(pid, signal.SIGKILL)
+            wait_for(lambda: not ours(), "the end of all")
+        kept = check(run, rng)
+    for pid in ours():
+        kernel.send_signal(pid, signal.SIGKILL)
+    print(f"{rounds} deaths, {kept} checkpoints, none lost")
