@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from everstep import Result
+from everstep.driver.registry import live_runs
 from processes import alive, wait_for
 
 SCRIPT = """
@@ -69,6 +70,11 @@ def stepped(folder: Path, beyond: int) -> bool:
     return len(seen) == 4 and all(r[-1]["step"] > beyond for r in seen.values())
 
 
+def drives(name: str, pid: int) -> bool:
+    live = live_runs().get(name)
+    return live is not None and live.driver_pid == pid
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.soak)])
 def test_a_killed_driver_costs_no_step_and_no_process(tmp_path: Path, times: int) -> None:
@@ -87,6 +93,7 @@ def test_a_killed_driver_costs_no_step_and_no_process(tmp_path: Path, times: int
             process.kill()
             process.communicate()
             process = start(tmp_path, name)
+        wait_for(lambda pid=process.pid: drives(name, pid), f"take-over {n}", 60)
         before = max(r[-1]["step"] for r in rows(tmp_path).values())
         wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}", 60)
         assert all(alive(pid) for pid in pids.values()), output
