@@ -111,14 +111,14 @@ def test_help_imports_nothing_of_the_driver():
 
 
 def test_without_a_run_kill_says_so():
-    done = everstep_cli("kill", "--rank", "0")
+    done = everstep_cli("kill", "first", "--rank", "0")
     assert done.exit_code == 1
     assert "no run is live" in done.output
 
 
 @pytest.mark.parametrize("options", [[], ["--rank", "0", "--host", "h"]])
 def test_kill_wants_exactly_one_target(options):
-    done = everstep_cli("kill", *options)
+    done = everstep_cli("kill", "first", *options)
     assert done.exit_code == 2
     assert "one of --rank, --host and --slice" in done.output
 
@@ -146,7 +146,7 @@ def test_wrong_names_are_answered_with_the_right_ones(run: Run):
 
 def test_a_killed_rank_comes_back_with_another_pid(run: Run):
     victim = run.worker(1)
-    done = everstep_cli("kill", "--rank", "1")
+    done = everstep_cli("kill", "first", "--rank", "1")
     assert done.exit_code == 0, done.output
     assert done.output == f"killed rank 1 of first: pid {victim.pid} on {victim.host}\n"
     run.wait_for_epoch(2)
@@ -173,21 +173,21 @@ def test_a_killed_slice_is_replaced_by_the_spare_one(run: Run):
 
 def test_a_frozen_host_is_replaced_and_can_be_thawed_although_it_is_no_longer_in_use(run: Run):
     victim = run.worker(3)
-    assert everstep_cli("kill", "--host", victim.host, "--signal", "STOP").exit_code == 0
+    assert everstep_cli("kill", "first", "--host", victim.host, "--signal", "STOP").exit_code == 0
     run.wait_for_epoch(2)
     assert victim.host not in {worker.host for worker in run.live.workers}
-    done = everstep_cli("kill", "--host", victim.host, "--signal", "cont")
+    done = everstep_cli("kill", "first", "--host", victim.host, "--signal", "cont")
     assert done.exit_code == 0, done.output
     assert done.output.startswith(f"thawed host {victim.host}")
     wait_for(lambda: not victim.alive, "the replaced worker to end", 10.0)
 
 
-def test_with_several_runs_one_must_be_named(tmp_path: Path, run: Run):
+def test_a_run_must_be_named_even_if_it_is_the_only_one_and_no_other_is_touched(tmp_path: Path, run: Run):
     other = Run(tmp_path, "second")
     try:
         done = everstep_cli("kill", "--rank", "0")
-        assert done.exit_code == 1
-        assert "name one of first, second" in done.output
+        assert done.exit_code == 2
+        assert "Missing argument 'RUN'" in done.output
         assert everstep_cli("kill", "second", "--rank", "0").exit_code == 0
         wait_for(lambda: other.live.epoch == 2, "the second run to recover", 60.0)
         assert run.live.epoch == 1
@@ -199,7 +199,7 @@ def test_what_a_killed_driver_left_behind_is_skipped_and_cleared(tmp_path: Path)
     run = Run(tmp_path, "doomed")
     run.process.kill()
     run.process.wait()
-    assert live_runs() == {}
+    wait_for(lambda: live_runs() == {}, "its workers to go", 15.0)
     assert "No run is live" in everstep_cli("ps").output
     assert list(Path(os.environ["XDG_RUNTIME_DIR"]).glob("everstep-*/runs/*")) == []
     wait_for(lambda: not [pid for pid in ours() if pid != os.getpid()], "its agents to go", 15.0)

@@ -332,6 +332,7 @@ class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
 class Hello(FromWorkerMessage, frozen=True):
     """The process runs; the leader of a group says where its rendezvous is."""
 
+    pid: int
     endpoint: Endpoint | None = None
 
 

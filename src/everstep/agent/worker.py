@@ -147,7 +147,7 @@ def work(
     joined = False
     try:
         endpoint = backend.host(member) if member.group_rank == 0 else None
-        link.send(wire.frame(wire.Hello(endpoint)))
+        link.send(wire.frame(wire.Hello(os.getpid(), endpoint)))
         if endpoint is None:
             endpoint = link.rendezvous.get(timeout=spec.start_timeout_s).endpoint
         backend.join(member, endpoint, spec.start_timeout_s)

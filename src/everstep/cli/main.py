@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everstep import __version__
+from everstep.cli import runs
 
 if TYPE_CHECKING:
     from everstep.driver.registry import LiveRun
@@ -23,16 +24,21 @@ def main() -> None:
     """Everstep keeps distributed training running."""
 
 
+for command in runs.COMMANDS:
+    main.add_command(command)
+
+
 @main.command()
 def ps() -> None:
     """The runs on this machine: their drivers, workers and hosts."""
     from everstep.driver.registry import live_runs
 
-    runs = live_runs()
-    if not runs:
+    found = live_runs()
+    if not found:
         click.echo("No run is live on this machine.", err=True)
-    for run in runs.values():
-        click.echo(f"{run.name}  driver {run.driver_pid}  epoch {run.epoch}  {run.folder}")
+    for run in found.values():
+        driver = f"driver {run.driver_pid}" if run.alive else "driver gone"
+        click.echo(f"{run.name}  {driver}  epoch {run.epoch}  {run.folder}")
         width = max(len(worker.slice) for worker in run.workers)
         host_width = max(len(worker.host) for worker in run.workers)
         for worker in sorted(run.workers, key=lambda w: w.rank):
@@ -44,7 +50,7 @@ def ps() -> None:
 
 
 @main.command()
-@click.argument("run", required=False)
+@click.argument("run")
 @click.option("--rank", type=click.IntRange(min=0), help="The worker of this rank.")
 @click.option("--host", metavar="HOST", help="A host: its agent, and everything that runs on it.")
 @click.option("--slice", "slice_name", metavar="SLICE", help="All hosts of a slice.")
@@ -56,12 +62,10 @@ def ps() -> None:
     show_default=True,
     help="STOP freezes and CONT thaws. TERM at a host or slice is the notice that it will be taken away.",
 )
-def kill(
-    run: str | None, rank: int | None, host: str | None, slice_name: str | None, signal_name: str
-) -> None:
+def kill(run: str, rank: int | None, host: str | None, slice_name: str | None, signal_name: str) -> None:
     """Break a run on purpose, to see it recover.
 
-    RUN is the name of a run on this machine (see `everstep ps`). It can be left out if there is only one.
+    RUN is the name of a run on this machine (see `everstep ps`).
     """
     if sum(target is not None for target in (rank, host, slice_name)) != 1:
         raise click.UsageError("say what to kill, with one of --rank, --host and --slice")
@@ -75,19 +79,15 @@ def kill(
         _signal_hosts(live, _slice(live, slice_name), signal_name)
 
 
-def _find(name: str | None) -> LiveRun:
+def _find(name: str) -> LiveRun:
     from everstep.driver.registry import live_runs
 
-    runs = live_runs()
-    if not runs:
+    found = live_runs()
+    if not found:
         raise click.ClickException("no run is live on this machine (of this user)")
-    if name is None:
-        if len(runs) > 1:
-            raise click.ClickException(f"several runs are live: name one of {', '.join(runs)}")
-        return next(iter(runs.values()))
-    if name not in runs:
-        raise click.ClickException(f"no live run is called {name!r}; there is {', '.join(runs)}")
-    return runs[name]
+    if name not in found:
+        raise click.ClickException(f"no live run is called {name!r}; there is {', '.join(found)}")
+    return found[name]
 
 
 def _signal_rank(run: LiveRun, rank: int, name: str) -> None:

@@ -591,6 +591,7 @@ class Driver:
         now = time.monotonic()
         match word:
             case wire.Hello():
+                self._pids[rank] = word.pid
                 if word.endpoint is not None:
                     group = stream.assignment.group_id
                     others = [

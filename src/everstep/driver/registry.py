@@ -60,7 +60,10 @@ def forget_run(name: str) -> None:
 
 
 def live_runs() -> dict[str, LiveRun]:
-    """The runs whose drivers live, by name. What a driver that was killed left here is cleared away."""
+    """The runs that have a process left, by name. What is left of others is cleared away.
+
+    A run whose driver was killed stays while its workers live.
+    """
     found = {}
     for path in sorted(_folder().glob("*.json")):
         try:
@@ -70,7 +73,7 @@ def live_runs() -> dict[str, LiveRun]:
         except msgspec.DecodeError:
             path.unlink(missing_ok=True)  # of another version
             continue
-        if run.alive:
+        if run.alive or any(worker.alive for worker in run.workers):
             found[run.name] = run
         else:
             path.unlink(missing_ok=True)

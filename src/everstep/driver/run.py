@@ -215,8 +215,8 @@ def _raise_for(
             "RunConfig(name=…). Its checkpoints stay in " + run.address()
         )
     if end.outcome is Outcome.STOPPED:
-        if end.stop is StopKind.TERMINATE:
-            print(f"everstep: terminated. {resume}", file=sys.stderr)
+        if end.stop in (StopKind.TERMINATE, StopKind.USER):
+            print(f"everstep: {end.stop.value}. {resume}", file=sys.stderr)
             raise TrainingTerminated(128 + signal.SIGTERM)
         print(f"everstep: interrupted. {resume}", file=sys.stderr)
         raise _quiet(KeyboardInterrupt(resume))

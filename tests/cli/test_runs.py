@@ -1,0 +1,352 @@
+"""``everstep runs``, ``show``, ``events`` and ``stop`` on real runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import everstep
+from everstep.cli import runs as commands
+from everstep.cli.main import main
+from everstep.control import commands as c
+from everstep.control.failures import Failure, Kind
+from everstep.driver import journal
+from everstep.driver.history import read_history
+from everstep.driver.registry import live_runs
+from everstep.storage.store import open_store
+from processes import wait_for
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys, time
+    import everstep
+
+    def train():
+        while True:
+            everstep.report({"step": 1})
+            time.sleep(0.01)
+
+    name, storage = sys.argv[1:]
+    everstep.Trainer(
+        train,
+        scaling_config=everstep.ScalingConfig(num_workers=1),
+        run_config=everstep.RunConfig(
+            name=name,
+            storage_path=storage,
+            deadlines=everstep.Deadlines(orphan_s=0, last_checkpoint_s=0.1),
+        ),
+    ).fit()
+    """
+)
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tempfile.mkdtemp(prefix="ev", dir="/tmp")  # short: sockets live below it
+    monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+    yield
+    shutil.rmtree(folder)
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def finished(storage: Path, name: str = "done") -> Path:
+    """A run of three reports, two of them with checkpoints."""
+
+    def train():
+        for step, loss in enumerate((2.0, math.nan, -math.inf)):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "model").write_text(str(step))
+                checkpoint = everstep.Checkpoint(folder) if step else None
+                everstep.report({"step": step, "loss": loss}, checkpoint=checkpoint)
+        return {"answer": 42}
+
+    fit(storage, name, train)
+    return storage / name
+
+
+def fit(storage: Path, name: str, train) -> None:
+    everstep.Trainer(
+        train,
+        scaling_config=everstep.ScalingConfig(num_workers=0),
+        run_config=everstep.RunConfig(name=name, storage_path=str(storage)),
+    ).fit()
+
+
+def failed(storage: Path, name: str = "broken") -> Path:
+    def train():
+        raise ValueError("no such luck")
+
+    with pytest.raises(everstep.TrainingFailedError):
+        fit(storage, name, train)
+    return storage / name
+
+
+class Live:
+    """A run in a process of its own."""
+
+    def __init__(self, storage: Path, name: str = "live") -> None:
+        script = storage.parent / "script.py"
+        script.write_text(SCRIPT)
+        self.folder = storage / name
+        self.process = subprocess.Popen([sys.executable, str(script), name, str(storage)])
+        wait_for(lambda: name in live_runs(), f"{name} to start", 60.0)
+        wait_for(lambda: read_history(open_store(self.folder)).metrics, "its first metrics", 60.0)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    folder = tmp_path / "storage"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def live(storage: Path) -> Iterator[Live]:
+    started = Live(storage)
+    yield started
+    started.kill()
+
+
+# ---------------------------------------------------------------------- runs and show
+
+
+def test_runs_lists_what_is_a_run_and_leaves_out_what_is_not(storage: Path):
+    finished(storage)
+    failed(storage)
+    (storage / "notes").mkdir()
+    (storage / "notes" / "file").write_text("x")
+    done = cli("runs", str(storage))
+    assert done.exit_code == 0, done.output
+    head, *rows = done.output.splitlines()
+    assert head.split() == ["NAME", "STATE", "EPOCHS", "CHECKPOINTS", "NEWEST", "METRICS", "LAST", "WRITTEN"]
+    assert [row.split()[:2] for row in rows] == [["broken", "failed"], ["done", "finished"]]
+    assert rows[1].split()[2:6] == ["1", "2", "checkpoint_0001_000003", "3"]
+    assert rows[1].split()[6] == time.strftime("%Y-%m-%d")
+
+
+def test_a_place_without_runs_says_so(storage: Path):
+    assert "No run is in" in cli("runs", str(storage)).output
+
+
+def test_a_run_that_lives_names_its_owner_and_a_killed_one_is_interrupted(storage: Path, live: Live):
+    state = f"running under lease 1 by process {live.process.pid} on {os.uname().nodename}"
+    assert state in cli("runs", str(storage)).output
+    assert state in cli("show", "live").output  # by name: it is live on this machine
+    live.kill()
+    assert "interrupted" in cli("runs", str(storage)).output
+    shown = cli("show", str(live.folder)).output
+    assert "interrupted" in shown
+    assert "the same script again resumes it" in shown
+
+
+def test_show_tells_state_checkpoints_and_metrics(storage: Path):
+    done = cli("show", str(finished(storage)))
+    assert done.exit_code == 0, done.output
+    for expected in (
+        f"address       {storage / 'done'}",
+        "state         finished",
+        "metrics       3 rows; the last: step=2, loss=-inf",
+        "checkpoints: 2\n  checkpoint_0001_000002  step=1, loss=nan\n",
+        "recoveries: 0",
+    ):
+        assert expected in done.output
+
+
+def test_show_names_the_first_cause_of_a_failed_run(storage: Path):
+    assert "first cause   ValueError: no such luck" in cli("show", str(failed(storage))).output
+
+
+def test_show_tells_each_recovery_in_a_line(storage: Path):
+    folder = finished(storage)
+    store = open_store(folder)
+    cause = Failure(Kind.SIGNAL, 1.0, "killed by SIGKILL", rank=3)
+    decided = c.RecoveryDecided(1.0, cause, "max_failures", 1, 3, (), 0.0)
+    recovered = c.Recovered(2.0, 2, c.Rung.RESTART_IN_PLACE, cause, "3 of 4", 1, *([0.1] * 8))
+    data = journal.encode(decided) + journal.encode(recovered)
+    assert store.child(journal.FOLDER).create(journal.key_of(journal.Scan(store).next), data)
+    shown = cli("show", str(folder)).output
+    assert "max_failures: 1 spent of 3" in shown
+    assert "recoveries: 1\n" in shown
+    assert "rank 3: killed by SIGKILL" in shown
+
+
+@pytest.mark.parametrize("command", ["show", "events", "stop"])
+def test_what_is_not_a_run_is_said_to_be_none(storage: Path, command: str):
+    done = cli(command, str(storage))
+    assert done.exit_code == 1
+    assert "is not a run" in done.output
+
+
+def test_a_name_alone_finds_a_run_in_the_default_storage_unless_it_is_ambiguous(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(storage.parent))
+    default = storage.parent / "everstep_results"
+    finished(default)
+    assert cli("show", "done").exit_code == 0
+    finished(storage)
+    monkeypatch.chdir(storage)
+    done = cli("show", "done")
+    assert done.exit_code == 1
+    assert str(default / "done") in done.output
+    assert str(storage / "done") in done.output
+
+
+# ---------------------------------------------------------------------- events
+
+
+def test_events_tells_every_record_with_the_time_of_day(storage: Path):
+    folder = finished(storage)
+    lines = cli("events", str(folder)).output.splitlines()
+    assert len(lines) == len(list(journal.read(folder)))
+    assert lines[0].startswith(time.strftime("%Y-%m-%d "))
+    assert "opened by process" in lines[0]
+    assert lines[-1].endswith("ended: finished")
+
+
+def test_events_as_json_has_every_record_with_its_type_and_fields(storage: Path):
+    folder = finished(storage)
+    rows = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in cli("events", str(folder), "--json").output.splitlines()
+    ]
+    assert len(rows) == len(list(journal.read(folder)))
+    assert rows[0]["type"] == "Opened"
+    assert abs(rows[0]["time"] - time.time()) < 60
+    assert [row["rows"][0]["loss"] for row in rows if row["type"] == "Metrics"] == [2.0, "NaN", "-Infinity"]
+    assert [row["metrics"]["step"] for row in rows if row["type"] == "Committed"] == [1, 2]
+    assert rows[-1]["type"] == "Closed"
+    assert rows[-1]["value"] == {"answer": 42}
+
+
+def write(store, number: int, *records: journal.AnyRecord) -> None:
+    assert store.child(journal.FOLDER).create(journal.key_of(number), b"".join(map(journal.encode, records)))
+
+
+def test_following_a_journal_that_is_compacted_meanwhile_repeats_and_skips_nothing(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal, "COMPACT_AFTER", 7)
+    monkeypatch.setattr(journal, "MERGE_AFTER", 3)
+    store = open_store(storage / "run")
+    log = journal.Journal(store.child(journal.FOLDER), 1, 1, [])
+    written = 1000
+
+    def drive() -> None:
+        for number in range(written):
+            log.append(journal.Renewed(float(number)))
+            if number % 3 == 0:
+                log.flush()
+            if log.is_long:
+                log.compact()
+        log.flush()
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    tail, seen = commands.Tail(store), []
+    while thread.is_alive():
+        seen += [record.at for record in tail.news() if isinstance(record, journal.Renewed)]
+    thread.join()
+    seen += [record.at for record in tail.news() if isinstance(record, journal.Renewed)]
+    assert seen == [float(number) for number in range(written)]
+
+
+def test_what_comes_behind_a_hole_is_not_read(storage: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commands, "_TRIES", 2)
+    store = open_store(storage / "run")
+    write(store, 1, journal.Renewed(1.0))
+    write(store, 3, journal.Renewed(3.0))
+    assert list(commands.Tail(store).news()) == [journal.Renewed(1.0)]
+
+
+def test_follow_ends_with_the_run(storage: Path, live: Live):
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "everstep.cli.main", "events", str(live.folder), "--follow", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    live.process.send_signal(signal.SIGINT)
+    output, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 0
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert len(rows) == len(list(journal.read(live.folder)))
+    assert rows[-1]["type"] == "Closed"
+    assert rows[-1]["outcome"] == "stopped"
+
+
+def test_ctrl_c_ends_follow_quietly(storage: Path, live: Live):
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "everstep.cli.main", "events", str(live.folder), "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stdout is not None
+    assert "opened by" in follower.stdout.readline()
+    follower.send_signal(signal.SIGINT)
+    _, errors = follower.communicate(timeout=60)
+    assert (follower.returncode, errors) == (0, "")
+
+
+# ---------------------------------------------------------------------- stop
+
+
+def test_stop_ends_a_run_and_says_how(storage: Path, live: Live):
+    done = cli("stop", str(live.folder))
+    assert done.exit_code == 0, done.output
+    assert f"waiting for process {live.process.pid}" in done.output
+    assert done.output.endswith("live has ended: stopped\n")
+    live.process.wait(30)
+    again = cli("stop", str(live.folder))
+    assert again.exit_code == 1
+    assert "live has ended already: stopped" in again.output
+
+
+def test_stop_without_waiting_leaves_the_request_and_the_run_ends(storage: Path, live: Live):
+    done = cli("stop", "live", "--no-wait")
+    assert done.exit_code == 0, done.output
+    assert open_store(live.folder).exists("requests/stop-1")
+    live.process.wait(60)
+    assert read_history(open_store(live.folder)).outcome == "stopped"
+
+
+def test_stop_of_a_run_whose_driver_is_dead_says_how_to_go_on(storage: Path, live: Live):
+    live.kill()
+    done = cli("stop", str(live.folder))
+    assert done.exit_code == 1
+    assert "Running the script again resumes it" in done.output
+    assert "orphan time-out" in done.output
+    assert not open_store(live.folder).exists("requests/stop-1")
+
+
+def test_stop_gives_up_on_a_driver_that_does_not_answer(storage: Path, live: Live):
+    live.process.send_signal(signal.SIGSTOP)
+    try:
+        done = cli("stop", str(live.folder), "--timeout", "0.2")
+        assert done.exit_code == 1
+        assert "has not ended within 0.2 s. The request stays" in done.output
+    finally:
+        live.process.send_signal(signal.SIGCONT)
+    live.process.wait(60)
+    assert read_history(open_store(live.folder)).outcome == "stopped"
