@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 sys.path.insert(0, str(_HERE))
 
 from processes import ours, wait_for  # noqa: E402
+
+# A folder for sockets of the tests' own: what the user runs beside them is not theirs to see or break.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="ev")
+atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

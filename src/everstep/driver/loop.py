@@ -9,38 +9,32 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, assert_never
 
 import cloudpickle
 import msgspec
 
 from everstep.agent import wire
-from everstep.backend.base import Backend, Member
-from everstep.config import RunConfig, ScalingConfig
 from everstep.control import commands as c, events as e
-from everstep.control.controller import Controller, Settings
+from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
-from everstep.control.placement import Assignment
-from everstep.driver import journal, payload
+from everstep.driver import journal
+from everstep.driver.exits import failure_of
 from everstep.driver.history import History, plain_value, to_delete
+from everstep.driver.job import Job
 from everstep.driver.leftbehind import LeftBehind
 from everstep.driver.meeting import Meeting
 from everstep.driver.observer import Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.driver.streams import Key, Stream
-from everstep.engine.base import Ask, Engine
+from everstep.engine.base import Engine
 from everstep.errors import DamagedCheckpointError, FencedError
 from everstep.storage import checkpoints as store, restore
-from everstep.storage.store import Store
 from everstep.topology.slices import HostId, HostView
 
 _FLUSH_S = 0.2
@@ -53,25 +47,6 @@ def stop_request(lease: int) -> str:
 
 
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be run."""
-
-    name: str
-    store: Store
-    """Where the run lives."""
-    logs: Path
-    """Where its workers' output is kept."""
-    code: bytes
-    arguments: bytes
-    preload: list[str]
-    backend: Backend
-    scaling: ScalingConfig
-    run: RunConfig
-    seed: int
-    fingerprint: str
 
 
 class Driver:
@@ -89,7 +64,7 @@ class Driver:
         self._observer = observer
         self._limits = job.run.deadlines
         self._lease = history.lease + 1
-        self.controller = Controller(_settings(job))
+        self.controller = Controller(job.settings())
         self.ended: c.EndRun | None = None
         self.crash: BaseException | None = None
         self.done = threading.Event()
@@ -117,7 +92,7 @@ class Driver:
         """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
         """Since when a checkpoint waits for ranks."""
-        self._all_metrics = any(_overrides_after_report(cb) for cb in job.run.callbacks)
+        self._all_metrics = job.wants_all_metrics
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ------------------------------------------------------------------ the thread
@@ -136,7 +111,7 @@ class Driver:
         self._broken: BaseException | None = None
         flusher = asyncio.create_task(self._keep_flushing())
         try:
-            await self._engine.open(self, self._ask())
+            await self._engine.open(self, self._job.ask(self._lease))
             left = await self._take_over()
             if left is None:
                 await self._drop_damaged()
@@ -251,17 +226,6 @@ class Driver:
         for host, message in left.messages():
             self.on_message(host, message)
 
-    def _ask(self) -> Ask:
-        scaling = self._job.scaling
-        return Ask(
-            self._job.store.address(),
-            self._lease,
-            dict(scaling.resources_per_worker or {}),
-            int(scaling.num_gpus_per_worker),
-            scaling.max_workers,
-            self._limits,
-        )
-
     def stop(self, kind: e.StopKind, now: bool) -> None:
         """Ask the run to end. From any thread."""
         loop = self._loop
@@ -304,7 +268,7 @@ class Driver:
             case c.RequestCapacity():
                 self._engine.request_capacity(command.workers)
             case c.PrepareHost():
-                self._prepare(command.host)
+                self._engine.send(command.host, self._job.preparation(self._lease))
             case c.RetireHost():
                 self._engine.retire(command.host)
             case c.StartWorkers():
@@ -410,26 +374,6 @@ class Driver:
 
     # ------------------------------------------------------------------ hosts
 
-    def _prepare(self, host: HostId) -> None:
-        job = self._job
-        env = payload.template_environment(job.run.worker_runtime_env)
-        # Workers that share a machine share its processors: a pool of every core for each is slower for all.
-        share = max(1, (os.cpu_count() or 1) // max(1, job.scaling.max_workers))
-        env.setdefault("OMP_NUM_THREADS", str(share))
-        self._engine.send(
-            host,
-            wire.Prepare(
-                self._lease,
-                job.code,
-                job.arguments,
-                env,
-                payload.python_path(job.run.worker_runtime_env),
-                payload.working_folder(job.run.worker_runtime_env),
-                job.preload,
-                self._limits.probe_s,
-            ),
-        )
-
     def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
         if not message.forks and message.why_not and host not in self._prepared:
             self._observer.say(
@@ -463,61 +407,16 @@ class Driver:
     # ------------------------------------------------------------------ starting workers
 
     def _start_workers(self, command: c.StartWorkers) -> None:
-        generations = dict(command.generations)
-        job = self._job
         if len({a.rank for a in command.assignments}) == command.assignments[0].world_size:
             self._streams.clear()
             self._pids.clear()
             self._flush_rows()
             self._epoch_rows = []
             self._rows_from = 1
-        by_host: dict[HostId, list[wire.WorkerSpec]] = {}
-        leaders: dict[int, str] = {}
-        for a in command.assignments:
-            leaders.setdefault(a.slice_id, self._engine.address(a.host))
+        generations = dict(command.generations)
         for a in command.assignments:
             generation = generations[a.group_id]
             self._streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
-            attempt = f"epoch-{command.epoch:04d}" + (f".{generation}" if generation else "")
-            devices = self._devices_of(a)
-            member = Member(
-                rank=a.rank,
-                world_size=a.world_size,
-                local_rank=a.local_rank,
-                local_world_size=a.local_world_size,
-                node_rank=a.node_rank,
-                num_nodes=a.num_nodes,
-                slice_id=a.slice_id,
-                num_slices=a.num_slices,
-                group_id=a.group_id,
-                num_groups=a.num_groups,
-                group_rank=a.group_rank,
-                group_size=a.group_size,
-                bind_address=self._engine.address(a.host),
-                devices=devices,
-                device_kind="gpu" if devices else "",
-                slice_leaders=tuple(leaders[s] for s in sorted(leaders)),
-            )
-            by_host.setdefault(a.host, []).append(
-                wire.WorkerSpec(
-                    run_name=job.name,
-                    run_folder=job.store.address(),
-                    epoch=command.epoch,
-                    generation=generation,
-                    assignment=a,
-                    member=member,
-                    checkpoint=command.checkpoint,
-                    reason=command.reason,
-                    log_path=str(job.logs / attempt / f"rank-{a.rank:05d}.log"),
-                    seed=_seed(job.seed, command.epoch, generation, a.rank),
-                    start_timeout_s=self._limits.start_s,
-                    leave_timeout_s=self._limits.leave_s,
-                    report_wait_s=self._limits.report_wait_s,
-                    all_metrics=self._all_metrics,
-                    echo=a.rank in job.run.log_ranks,
-                    storage_options=dict(job.run.storage_options or {}),
-                )
-            )
         self._meeting.restart({s.assignment.rank for s in self._streams.values()}, command.epoch)
         try:
             # The epoch's number is on record before anything can be named after it.
@@ -525,13 +424,8 @@ class Driver:
         except FencedError as error:
             self._lost_the_run(error)
             return
-        for host, specs in by_host.items():
+        for host, specs in self._job.specs(command, self._engine).items():
             self._engine.send(host, wire.Start(self._lease, specs))
-
-    def _devices_of(self, a: Assignment) -> tuple[str, ...]:
-        each = int(self._job.scaling.num_gpus_per_worker)
-        devices = self._engine.devices(a.host)
-        return devices[a.local_rank * each : (a.local_rank + 1) * each]
 
     # ------------------------------------------------------------------ workers' words
 
@@ -644,19 +538,7 @@ class Driver:
         if stream is None or message.by_us or stream.failed or stream.returned:
             return
         stream.failed = True
-        failure = Failure(
-            _kind_of(message) if stream.joined else Kind.START,
-            message.at,
-            _how_it_ended(message),
-            rank=message.rank,
-            host=host,
-            echo=message.signal is not None
-            and self._job.backend.is_peer_abort(message.signal, message.log_tail),
-            exit_code=message.code,
-            signal=signal.Signals(message.signal).name if message.signal else None,
-            log_tail=message.log_tail,
-            log_path=message.log_path,
-        )
+        failure = failure_of(message, host, stream.joined, self._job.backend)
         self.emit(
             e.WorkerFailed(
                 at=time.monotonic(),
@@ -902,59 +784,8 @@ class Driver:
         self._observer.started(live)
 
 
-def _settings(job: Job) -> Settings:
-    failures = job.run.failure_config
-    return Settings(
-        workers_min=job.scaling.min_workers,
-        workers_max=job.scaling.max_workers,
-        group_size=job.scaling.replica_group_size,
-        max_failures=failures.max_failures,
-        controller_failure_limit=failures.controller_failure_limit,
-        max_preemption_failures=failures.max_preemption_failures,
-        spread="SPREAD" in job.scaling.placement_strategy,
-        resize_interval_s=job.scaling.elastic_resize_monitor_interval_s,
-        deadlines=job.run.deadlines,
-    )
-
-
-def _seed(base: int, epoch: int, generation: int, rank: int) -> int:
-    """Different for every rank and attempt, the same for the same one."""
-    seed = base
-    for part in (epoch, generation, rank):
-        seed = (seed * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
-    return seed
-
-
-def _kind_of(message: wire.Exited) -> Kind:
-    if message.oom:
-        return Kind.OOM
-    return Kind.SIGNAL if message.signal else Kind.EXIT
-
-
-def _how_it_ended(message: wire.Exited) -> str:
-    memory = f"peak memory {message.peak_rss / 2**30:.1f} GiB"
-    if message.oom:
-        return f"killed by the kernel for want of memory ({memory})"
-    if message.signal:
-        name = signal.Signals(message.signal).name
-        return f"killed by {name} ({memory})"
-    if message.code == 0:
-        return "exited with code 0 before the training function returned"
-    return f"exited with code {message.code}"
-
-
 def _message(end: c.EndRun) -> str:
     if end.cause is None:
         return end.message
     rank = f"rank {end.cause.rank}: " if end.cause.rank is not None else ""
     return f"{rank}{end.cause.message} ({end.message})"
-
-
-def _overrides_after_report(callback: object) -> bool:
-    from everstep.callbacks import UserCallback
-
-    return type(callback).after_report is not UserCallback.after_report  # type: ignore[attr-defined]
-
-
-def describe_crash(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

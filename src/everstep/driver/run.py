@@ -29,8 +29,9 @@ from everstep.driver import journal, payload
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.display import make_display
 from everstep.driver.history import History, log_folder, read_history, result_of
+from everstep.driver.job import Job
 from everstep.driver.lease import take
-from everstep.driver.loop import Driver, Job
+from everstep.driver.loop import Driver
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
 from everstep.engine.local.engine import LocalEngine
@@ -284,7 +285,7 @@ def _worker_error(failure: Failure, rank: int, driver: Driver) -> WorkerError:
         failure.host or "",
         f"{verb}{failure.message}",
         failure.exit_code,
-        getattr(signal, failure.signal).value if failure.signal else None,
+        exited.signal if failure.signal and exited is not None else None,
         failure.traceback,
         tuple(tail.splitlines()[-20:]),
         path,

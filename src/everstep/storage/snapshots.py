@@ -118,15 +118,15 @@ def forget(job: Path) -> None:
 
 
 def _link(source: Path, files: list[Path], place: Path) -> None:
-    place.mkdir(exist_ok=True)
+    make_private(place)
     for path in files:
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        make_private((place / path).parent)
         os.link(os.path.realpath(source / path), place / path)
 
 
 def _copy(source: Path, files: list[Path], place: Path) -> None:
     for path in files:
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        make_private((place / path).parent)
         shutil.copy2(source / path, place / path)
 
 

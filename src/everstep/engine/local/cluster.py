@@ -77,6 +77,7 @@ class LocalCluster:
         for host, facts in self.hosts.items():  # of an earlier driver, in a folder that was given
             if not _lives(facts):
                 shutil.rmtree(self.folder / host)
+        _sweep(self.folder)
         self._next_slice = 0
         self._lock = threading.Lock()
         self._timers: dict[str, threading.Timer] = {}
@@ -249,6 +250,14 @@ class LocalCluster:
         for agent in self._agents.values():
             agent.poll()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _sweep(ours: Path) -> None:
+    """Remove what clusters left here whose hosts, and so whoever could have cleaned up, were all killed."""
+    for folder in runtime_folder().iterdir():
+        hosts = read_hosts(folder).values() if folder.is_dir() and folder != ours else []
+        if hosts and not any(_lives(facts) for facts in hosts):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lives(facts: HostFile) -> bool:

@@ -1,0 +1,50 @@
+"""How a worker's process ended, in words and as a failure."""
+
+from __future__ import annotations
+
+import signal
+
+from everstep.agent import wire
+from everstep.backend.base import Backend
+from everstep.control.failures import Failure, Kind
+from everstep.topology.slices import HostId
+
+
+def failure_of(exited: wire.Exited, host: HostId, joined: bool, backend: Backend) -> Failure:
+    """What a process that nobody ended, and that had not returned, died of."""
+    return Failure(
+        _kind_of(exited) if joined else Kind.START,
+        exited.at,
+        _how_it_ended(exited),
+        rank=exited.rank,
+        host=host,
+        echo=exited.signal is not None and backend.is_peer_abort(exited.signal, exited.log_tail),
+        exit_code=exited.code,
+        signal=signal_name(exited.signal) if exited.signal else None,
+        log_tail=exited.log_tail,
+        log_path=exited.log_path,
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name of their own
+        return f"signal {number}"
+
+
+def _kind_of(exited: wire.Exited) -> Kind:
+    if exited.oom:
+        return Kind.OOM
+    return Kind.SIGNAL if exited.signal else Kind.EXIT
+
+
+def _how_it_ended(exited: wire.Exited) -> str:
+    memory = f"peak memory {exited.peak_rss / 2**30:.1f} GiB"
+    if exited.oom:
+        return f"killed by the kernel for want of memory ({memory})"
+    if exited.signal:
+        return f"killed by {signal_name(exited.signal)} ({memory})"
+    if exited.code == 0:
+        return "exited with code 0 before the training function returned"
+    return f"exited with code {exited.code}"

@@ -1,0 +1,150 @@
+"""What is to be run, and what engine, agents and workers are told of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.agent import wire
+from everstep.backend.base import Backend, Member
+from everstep.callbacks import UserCallback
+from everstep.config import RunConfig, ScalingConfig
+from everstep.control.commands import StartWorkers
+from everstep.control.controller import Settings
+from everstep.control.placement import Assignment
+from everstep.driver import payload
+from everstep.engine.base import Ask, Engine
+from everstep.storage.store import Store
+from everstep.topology.slices import HostId
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    store: Store
+    """Where the run lives."""
+    logs: Path
+    """Where its workers' output is kept."""
+    code: bytes
+    arguments: bytes
+    preload: list[str]
+    backend: Backend
+    scaling: ScalingConfig
+    run: RunConfig
+    seed: int
+    fingerprint: str
+
+    @property
+    def wants_all_metrics(self) -> bool:
+        """Whether a callback looks at what ranks other than 0 report."""
+        return any(type(cb).after_report is not UserCallback.after_report for cb in self.run.callbacks)
+
+    def settings(self) -> Settings:
+        """As the brain needs it."""
+        failures = self.run.failure_config
+        return Settings(
+            workers_min=self.scaling.min_workers,
+            workers_max=self.scaling.max_workers,
+            group_size=self.scaling.replica_group_size,
+            max_failures=failures.max_failures,
+            controller_failure_limit=failures.controller_failure_limit,
+            max_preemption_failures=failures.max_preemption_failures,
+            spread="SPREAD" in self.scaling.placement_strategy,
+            resize_interval_s=self.scaling.elastic_resize_monitor_interval_s,
+            deadlines=self.run.deadlines,
+        )
+
+    def ask(self, lease: int) -> Ask:
+        """As an engine needs it."""
+        return Ask(
+            self.store.address(),
+            lease,
+            dict(self.scaling.resources_per_worker or {}),
+            int(self.scaling.num_gpus_per_worker),
+            self.scaling.max_workers,
+            self.run.deadlines,
+        )
+
+    def preparation(self, lease: int) -> wire.Prepare:
+        """As a template needs it."""
+        given = self.run.worker_runtime_env
+        env = payload.template_environment(given)
+        # Workers that share a machine share its processors: a pool of every core for each is slower for all.
+        share = max(1, (os.cpu_count() or 1) // max(1, self.scaling.max_workers))
+        env.setdefault("OMP_NUM_THREADS", str(share))
+        return wire.Prepare(
+            lease,
+            self.code,
+            self.arguments,
+            env,
+            payload.python_path(given),
+            payload.working_folder(given),
+            self.preload,
+            self.run.deadlines.probe_s,
+        )
+
+    def specs(self, start: StartWorkers, engine: Engine) -> dict[HostId, list[wire.WorkerSpec]]:
+        """As workers need it, by host."""
+        leaders: dict[int, str] = {}
+        for a in start.assignments:
+            leaders.setdefault(a.slice_id, engine.address(a.host))
+        generations = dict(start.generations)
+        by_host: dict[HostId, list[wire.WorkerSpec]] = {}
+        for a in start.assignments:
+            member = _member(a, engine, int(self.scaling.num_gpus_per_worker), leaders)
+            spec = self._spec(a, generations[a.group_id], member, start)
+            by_host.setdefault(a.host, []).append(spec)
+        return by_host
+
+    def _spec(self, a: Assignment, generation: int, member: Member, start: StartWorkers) -> wire.WorkerSpec:
+        limits = self.run.deadlines
+        attempt = f"epoch-{start.epoch:04d}" + (f".{generation}" if generation else "")
+        return wire.WorkerSpec(
+            run_name=self.name,
+            run_folder=self.store.address(),
+            epoch=start.epoch,
+            generation=generation,
+            assignment=a,
+            member=member,
+            checkpoint=start.checkpoint,
+            reason=start.reason,
+            log_path=str(self.logs / attempt / f"rank-{a.rank:05d}.log"),
+            seed=_seed(self.seed, start.epoch, generation, a.rank),
+            start_timeout_s=limits.start_s,
+            leave_timeout_s=limits.leave_s,
+            report_wait_s=limits.report_wait_s,
+            all_metrics=self.wants_all_metrics,
+            echo=a.rank in self.run.log_ranks,
+            storage_options=dict(self.run.storage_options or {}),
+        )
+
+
+def _member(a: Assignment, engine: Engine, gpus: int, leaders: dict[int, str]) -> Member:
+    devices = engine.devices(a.host)[a.local_rank * gpus : (a.local_rank + 1) * gpus]
+    return Member(
+        rank=a.rank,
+        world_size=a.world_size,
+        local_rank=a.local_rank,
+        local_world_size=a.local_world_size,
+        node_rank=a.node_rank,
+        num_nodes=a.num_nodes,
+        slice_id=a.slice_id,
+        num_slices=a.num_slices,
+        group_id=a.group_id,
+        num_groups=a.num_groups,
+        group_rank=a.group_rank,
+        group_size=a.group_size,
+        bind_address=engine.address(a.host),
+        devices=devices,
+        device_kind="gpu" if devices else "",
+        slice_leaders=tuple(leaders[s] for s in sorted(leaders)),
+    )
+
+
+def _seed(base: int, epoch: int, generation: int, rank: int) -> int:
+    """Different for every rank and attempt, the same for the same one."""
+    seed = base
+    for part in (epoch, generation, rank):
+        seed = (seed * 6364136223846793005 + part + 1442695040888963407) % (1 << 63)
+    return seed
