@@ -365,7 +365,7 @@ class Ask(FromWorkerMessage, frozen=True):
     what: str
     body: bytes = b""
     turn: int = 0
-    """For a collective: the how-many-th of this rank."""
+    """For a collective: the how-many-th of this rank. Else 0: it is answered at once."""
 
 
 class Returned(FromWorkerMessage, frozen=True):

@@ -52,10 +52,11 @@ class SocketLink:
         with self._sending:
             self._seq += 1
             seq = self._seq
+            turn = 0
             if what in COLLECTIVES:
-                self._turn += 1
+                turn = self._turn = self._turn + 1
             self._answers[seq] = box
-            self._send(wire.frame(wire.Ask(seq, what, body, self._turn)))
+            self._send(wire.frame(wire.Ask(seq, what, body, turn)))
         try:
             answer = box.get(timeout=timeout_s)
         except queue.Empty:

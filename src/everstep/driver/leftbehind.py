@@ -68,7 +68,18 @@ class LeftBehind:
             return "none is left"
         world = current[0][1].spec.member.world_size
         missing = sorted(set(range(world)) - {held.spec.member.rank for _, held in current})
-        return f"ranks {', '.join(map(str, missing))} are gone" if missing else ""
+        if missing:
+            return f"ranks {', '.join(map(str, missing))} are gone"
+        # A group that was still meeting waits for words of a driver that is dead.
+        streams = self.streams()
+        for _, message in self.messages():
+            if isinstance(message, wire.FromWorker):
+                stream = streams.get((message.epoch, message.generation, message.rank))
+                if stream is not None:
+                    for _ in stream.feed(message.data):
+                        pass
+        waiting = sorted(key[2] for key, stream in streams.items() if not stream.joined)
+        return f"ranks {', '.join(map(str, waiting))} had not joined yet" if waiting else ""
 
     def adopted(self) -> Adopted:
         current = [held.spec for _, held in self._current()]

@@ -81,7 +81,7 @@ class Stream:
         match word:
             case wire.Report() if word.part is not None or word.owed:
                 self._open.append(_Open(self._offset, self._summary(), index=word.index))
-            case wire.Ask():
+            case wire.Ask() if word.turn:
                 self._open.append(_Open(self._offset, self._summary(), turn=word.turn))
             case wire.Returned() | wire.Raised():
                 self._open.append(_Open(self._offset, self._summary()))

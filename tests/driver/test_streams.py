@@ -1,0 +1,85 @@
+"""What a later driver must hear again is not acknowledged; all else is, so that agents can forget it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from everstep.agent import wire
+from everstep.control.placement import Assignment
+from everstep.control.reports import Part
+from everstep.driver.streams import Stream, Summary
+
+HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
+RAW = msgspec.Raw(msgspec.msgpack.encode({"x": 1}))
+
+
+def plain(index: int) -> wire.Report:
+    return wire.Report(index, RAW)
+
+
+def saving(index: int) -> wire.Report:
+    return wire.Report(index, RAW, Part(index, f"c{index}"))
+
+
+def hear(stream: Stream, *words: wire.AnyFromWorker) -> int:
+    data = b"".join(wire.frame(word) for word in words)
+    assert len(list(stream.feed(data))) == len(words)
+    return len(data)
+
+
+def state(acknowledged: tuple[int, bytes] | None) -> tuple[int, Summary]:
+    assert acknowledged is not None
+    return acknowledged[0], msgspec.msgpack.decode(acknowledged[1], type=Summary)
+
+
+def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> None:
+    stream = Stream(HERE, 0)
+    size = hear(stream, wire.Hello(1), wire.Joined(), plain(1), wire.Ask(1, "checkpoints"), plain(2))
+    stream.settle(set(), asking=False)
+    assert state(stream.acknowledgement()) == (size, Summary(True, 2, 0))
+    assert stream.acknowledgement() is None, "nothing has moved since"
+
+
+def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
+    stream = Stream(HERE, 0)
+    before = hear(stream, wire.Joined(), plain(1))
+    after = hear(stream, saving(2), plain(3))
+    stream.settle({2}, asking=False)
+    assert state(stream.acknowledgement()) == (before, Summary(True, 1, 0))
+    stream.settle(set(), asking=False)
+    assert state(stream.acknowledgement()) == (before + after, Summary(True, 3, 0))
+
+
+def test_a_collective_is_heard_again_until_it_is_answered() -> None:
+    stream = Stream(HERE, 0)
+    before = hear(stream, wire.Joined())
+    after = hear(stream, wire.Ask(1, "barrier", b"", 1), plain(1))
+    stream.settle(set(), asking=True)
+    assert state(stream.acknowledgement())[0] == before
+    stream.settle(set(), asking=False)
+    assert state(stream.acknowledgement()) == (before + after, Summary(True, 1, 1))
+
+
+@pytest.mark.parametrize("last", [wire.Returned(None), wire.Raised("m", "t", False, 0.0, True)])
+def test_a_workers_last_word_is_never_acknowledged(last: wire.AnyFromWorker) -> None:
+    stream = Stream(HERE, 0)
+    before = hear(stream, plain(1))
+    hear(stream, last)
+    stream.settle(set(), asking=False)
+    assert state(stream.acknowledgement())[0] == before
+    stream.settle(set(), asking=False)
+    assert stream.acknowledgement() is None
+
+
+def test_a_later_driver_goes_on_where_the_state_says() -> None:
+    first = Stream(HERE, 0)
+    hear(first, wire.Joined(), plain(1), plain(2))
+    first.settle(set(), asking=False)
+    acknowledged = first.acknowledgement()
+    assert acknowledged is not None
+    later = Stream(HERE, 0, *acknowledged)
+    assert (later.joined, later.upto) == (True, 2)
+    size = hear(later, plain(3))
+    later.settle(set(), asking=False)
+    assert state(later.acknowledgement()) == (acknowledged[0] + size, Summary(True, 3, 0))
