@@ -11,7 +11,7 @@ import pytest
 from everstep.driver import journal, lease
 from everstep.driver.history import read_history
 from everstep.driver.journal import Journal, Opened, Owner
-from everstep.errors import FencedError, RunOwnedError
+from everstep.errors import FencedError, RunOwnedError, StorageError
 from everstep.storage.store import Store, open_store
 
 DEAD = Owner("elsewhere", "another boot", 1, 1)
@@ -163,3 +163,26 @@ def test_who_reads_while_it_is_compacted_sees_all_of_it(run: Store) -> None:
         seen = len(rows)
     writer.join()
     assert len(read_history(run).metrics) == 300
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_storage_refused_is_written_the_next_time_also_if_it_was_written_after_all(
+    run: Store, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = take(run)
+    store = log._store
+    real = type(store).create
+
+    def fails_once(self: Store, key: str, data: bytes) -> bool:
+        monkeypatch.setattr(type(store), "create", real)
+        if written:
+            real(store, key, data)  # type: ignore[arg-type]
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(type(store), "create", fails_once)
+    log.append(journal.Deleted(0.0, "one"))
+    with pytest.raises(StorageError, match="no answer"):
+        log.flush()
+    log.append(journal.Deleted(0.0, "two"))
+    assert log.flush()
+    assert [r.folder for r in journal.read(run) if isinstance(r, journal.Deleted)] == ["one", "two"]

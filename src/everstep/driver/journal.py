@@ -193,6 +193,8 @@ class Journal:
         self._first = first
         self._archives = archives
         self._waiting: list[bytes] = []
+        self._unsure = b""
+        """What is being written, and may or may not be there already."""
         self._flushing = threading.Lock()
         self._lost: FencedError | None = None
 
@@ -201,21 +203,28 @@ class Journal:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._unsure)
 
     def flush(self) -> bool:
-        """Write what was appended. True if there was something."""
+        """Write what was appended. True if there was something. What storage refuses is tried again the next
+        time.
+        """
         with self._flushing:
             if self._lost is not None:
                 raise self._lost
-            waiting, self._waiting = self._waiting, []
-            if not waiting:
-                return False
-            if not self._store.create(key_of(self._next), b"".join(waiting)):
-                self._lost = FencedError(f"the run was taken over by {self._holder()}")
-                raise self._lost
-            self._next += 1
-            return True
+            wrote = False
+            while self.has_news:
+                if not self._unsure:
+                    waiting, self._waiting = self._waiting, []
+                    self._unsure = b"".join(waiting)
+                # An error may hide that it was written: the same bytes again then find themselves.
+                if not self._store.create(key_of(self._next), self._unsure):
+                    self._lost = FencedError(f"the run was taken over by {self._holder()}")
+                    raise self._lost
+                self._unsure = b""
+                self._next += 1
+                wrote = True
+            return wrote
 
     def _holder(self) -> str:
         """Who wrote what we would have written."""

@@ -88,6 +88,7 @@ class Driver:
         self._committing: set[tuple[int, int, int]] = set()
         """(replica group, generation, index) of checkpoints that are being committed."""
         self._stopping = False
+        self._journal_fails = False
         self._left: LeftBehind | None = None
         """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
@@ -732,8 +733,12 @@ class Driver:
                 by_host.setdefault(stream.assignment.host, []).append((rank, *moved))
         epoch = self.controller.epoch
 
-        def tell(_: object) -> None:
-            for host, ranks in by_host.items():
+        def tell(outcome: object) -> None:
+            failed = isinstance(outcome, Exception)
+            if failed and not self._journal_fails:
+                self._observer.say(f"the journal can't be written: {outcome}; it is tried again")
+            self._journal_fails = failed
+            for host, ranks in by_host.items() if not failed else ():
                 self._engine.send(host, wire.Acknowledge(self._lease, epoch, ranks))
 
         return tell
