@@ -8,8 +8,9 @@ from hands import Hands, views
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason, Outcome
 from everstep.control.controller import Controller, Settings
-from everstep.control.events import CheckpointRef, StopKind, StopRequested
-from everstep.control.failures import Budget, Kind
+from everstep.control.events import CheckpointRef, StopKind, StopRequested, TimerName
+from everstep.control.failures import Budget, Failure, Kind
+from everstep.control.relocation import NEW_CODE
 from everstep.control.reports import Part
 from everstep.control.table import Phase
 
@@ -170,10 +171,10 @@ def test_budgets_that_were_spent_stay_spent() -> None:
     assert hands.last(c.EndRun).outcome is Outcome.FAILED
 
 
-def adopted(refs: tuple[CheckpointRef, ...] = ()) -> Hands:
+def adopted(refs: tuple[CheckpointRef, ...] = (), *, outdated: bool = False) -> Hands:
     before = running()
     places = tuple(before.places[rank] for rank in sorted(before.places))
-    told = e.Adopted(1, places, ((0, 0),))
+    told = e.Adopted(1, places, ((0, 0),), outdated)
     opened = e.RunOpened(at=0.0, last_epoch=1, checkpoints=refs, adopted=told)
     hands = Hands.__new__(Hands)
     hands.places, hands.generations = dict(before.places), {0: 0}
@@ -211,3 +212,43 @@ def test_an_adopted_host_that_is_not_listed_is_lost() -> None:
     opened = e.RunOpened(at=0.0, last_epoch=1, adopted=e.Adopted(1, places, ((0, 0),)))
     hands = Hands(SETTINGS, views("a", "c"), opened)
     assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
+
+
+def test_adopted_workers_with_old_code_change_over_at_their_next_checkpoint() -> None:
+    hands = adopted(outdated=True)
+    assert hands.last(c.AskCheckpoint).reason is c.AskReason.NEW_CODE
+    assert hands.all(c.StopWorkers) == []
+    hands.forget()
+    hands.checkpoint(3)
+    assert {command.host for command in hands.all(c.PrepareHost)} == {"a.0", "b.0"}, "with the new code"
+    started = hands.last(c.StartWorkers)
+    assert (started.epoch, started.checkpoint, started.reason) == (2, "e1-g0-k3", NEW_CODE)
+    assert hands.all(c.RecoveryDecided) == [], "it costs no budget"
+    assert hands.last(c.AskCheckpoint).reason is c.AskReason.NONE
+    hands.forget()
+    hands.checkpoint(1)
+    assert hands.all(c.StopWorkers) == [], "once is enough"
+
+
+def test_adopted_workers_with_old_code_that_fail_are_restarted_with_the_new() -> None:
+    hands = adopted(outdated=True)
+    hands.forget()
+    hands.fail(1)
+    assert {command.host for command in hands.all(c.PrepareHost)} == {"a.0", "b.0"}
+    assert hands.last(c.StartWorkers).epoch == 2
+    assert (TimerName.BOUNDARY, 0) not in hands.timers
+
+
+def test_adopted_workers_with_old_code_that_never_save_are_not_waited_for_for_ever() -> None:
+    hands = adopted(outdated=True)
+    hands.pass_time(SETTINGS.deadlines.boundary_s)
+    assert hands.last(c.StartWorkers).reason == NEW_CODE
+
+
+def test_new_code_that_can_not_be_loaded_ends_the_run() -> None:
+    hands = adopted(outdated=True)
+    hands.silent.add(c.PrepareHost)
+    hands.checkpoint(3)
+    failure = Failure(Kind.LOAD, 0.0, "SyntaxError", host="a.0")
+    hands.tell(e.HostUnprepared(at=0.0, host="a.0", failure=failure))
+    assert hands.last(c.EndRun).outcome is Outcome.FAILED

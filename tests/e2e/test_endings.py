@@ -104,6 +104,8 @@ def test_changed_code_is_not_mixed_with_the_old(tmp_path: Path) -> None:
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     first.kill()
     first.communicate()
+    alone = max(r[-1]["step"] for r in rows(tmp_path).values())
+    wait_for(lambda: stepped(tmp_path, alone + 5), "steps without a driver", 60)
     second = start(tmp_path, name, save_every=2)
     wait_for(
         lambda: any(row["epoch"] == 2 for r in rows(tmp_path).values() for row in r), "the new epoch", 60
@@ -112,4 +114,10 @@ def test_changed_code_is_not_mixed_with_the_old(tmp_path: Path) -> None:
     (tmp_path / "until").touch()
     output, _ = second.communicate(timeout=60)
     assert second.returncode == 0, output
-    assert "changed" in output
+    assert "changed since this run was last started: train_loop_config" in output
+    assert "took over 4 workers" in output
+    for r in rows(tmp_path).values():
+        # What they saved while nobody drove is where the new code goes on.
+        resumed = next(row["step"] for row in r if row["epoch"] == 2)
+        assert resumed % 3 == 0
+        assert resumed > alone

@@ -96,6 +96,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     storage_options: dict[str, str] = {}
     spool: str = ""
     """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
+    fingerprint: str = ""
+    """Of the code and config that it runs."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):

@@ -42,6 +42,7 @@ class AskReason(enum.StrEnum):
     NONE = ""
     RESIZE = "resize"
     PREEMPTION = "preemption"
+    NEW_CODE = "new code"
     STOP = "stop"
 
 

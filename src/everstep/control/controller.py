@@ -20,6 +20,7 @@ from everstep.control.events import CheckpointRef, TimerName
 from everstep.control.failures import Failure, Kind
 from everstep.control.group import Group
 from everstep.control.recovery import Recovery, while_starting
+from everstep.control.relocation import NEW_CODE
 from everstep.control.run import Run
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
@@ -141,8 +142,13 @@ class Controller:
             group.ready = set(group.ranks)
         slice_of = {a.host: a.slice for a in adopted.assignments}
         run.fleet.held = set(slice_of.values())
-        run.fleet.prepared = set(slice_of)
-        run.trained = True
+        if adopted.outdated:
+            # Nothing has the new code yet. An epoch never mixes two versions: whatever starts next is new.
+            run.relocation.outdated = True
+            run.do(c.SetTimer(TimerName.BOUNDARY, 0, at + self.settings.deadlines.boundary_s))
+        else:
+            run.fleet.prepared = set(slice_of)
+            run.trained = True
         run.set_phase(Phase.RUNNING, at)
         run.relocation.started(at)
         for host, name in sorted(slice_of.items()):
@@ -294,9 +300,13 @@ class Controller:
         if ref.epoch == run.epoch:
             self._recovery.progressed()
         self._storage_changed(at)
-        trains = run.phase is Phase.RUNNING and not run.restarts
-        if trains and ref.epoch == run.epoch and run.relocation.resize_now(run.groups, at):
-            restart = self._recovery.begin([], full=True, incident=None, reason="resize", at=at)
+        if run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
+            self._change_over(run.relocation.change_over(run.groups, at), at)
+
+    def _change_over(self, reason: str, at: float) -> None:
+        """Start all workers anew although none has failed, if there is a reason."""
+        if reason:
+            restart = self._recovery.begin([], full=True, incident=None, reason=reason, at=at)
             self._recovery.stop(restart, at)
 
     def _commit_failed(self, event: e.CommitFailed) -> None:
@@ -351,6 +361,9 @@ class Controller:
         match event.timer:
             case TimerName.GROW:
                 self._reconsider(at)
+            case TimerName.BOUNDARY:
+                if run.phase is Phase.RUNNING and run.relocation.outdated:
+                    self._change_over(NEW_CODE, at)
             case TimerName.MIGRATE:
                 run.relocation.alarm(at)
                 self._reconsider(at)

@@ -62,6 +62,11 @@ class Deadlines:
 
     A host that lives on then is used again.
     """
+    boundary_s: float = 3600.0
+    """How long workers that were taken over may train on with the code of before, if they save nothing.
+
+    They are restarted with the new code at their next checkpoint.
+    """
     last_checkpoint_s: float = 10.0
     """How long a run that is stopped from outside waits for the checkpoint that it asks for."""
     orphan_s: float = 300.0

@@ -10,6 +10,8 @@ from everstep.control.run import Run
 from everstep.control.table import Phase
 from everstep.topology.slices import HostId
 
+_OWN_TIMERS = (TimerName.KILL, TimerName.UPLOAD, TimerName.GROW, TimerName.MIGRATE, TimerName.BOUNDARY)
+
 
 class Ending:
     def __init__(self, run: Run) -> None:
@@ -112,7 +114,7 @@ class Ending:
         for group in run.groups.values():
             run.discard_open(group)
         run.fleet.release(run.fleet.held)
-        for timer in (TimerName.KILL, TimerName.UPLOAD, TimerName.GROW, TimerName.MIGRATE):
+        for timer in _OWN_TIMERS:
             run.do(c.CancelTimer(timer, 0))
         run.do(c.RequestCapacity(0))
         run.set_phase(Phase.ENDED, at)

@@ -45,6 +45,8 @@ class Adopted(msgspec.Struct, frozen=True):
     assignments: tuple[Assignment, ...]
     generations: tuple[tuple[int, int], ...]
     """(replica group, generation)."""
+    outdated: bool = False
+    """They run other code, or another config, than this driver has."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +206,7 @@ class TimerName(enum.StrEnum):
     UPLOAD = "upload"
     MIGRATE = "migrate"
     GROW = "grow"
+    BOUNDARY = "boundary"
     SAY_SHORTAGE = "say shortage"
 
 

@@ -64,7 +64,7 @@ class Recovery:
             if restart.stage in (Phase.SETTLING, Phase.STOPPING):
                 self._widen(restart, groups, failure, at)
                 return
-        full = run.settings.group_size is None
+        full = run.settings.group_size is None or run.relocation.outdated
         restart = self.begin(groups, full=full, incident=Incident(failure, at), reason=_why(failure), at=at)
         if self._escalate_if_all_failed(restart, at):
             return
@@ -377,6 +377,8 @@ class Recovery:
         if restart.full:
             restart.steps_lost = run.checkpoints.lost_since(restart.old_epoch, restart.old_furthest)
             run.begin_epoch()
+            run.relocation.outdated = False
+            run.do(c.CancelTimer(TimerName.BOUNDARY, 0))
         restart.ordered = restart.spawned = at
         run.make_groups(restart.assignments, generations)
         restart.groups = {a.group_id for a in restart.assignments}

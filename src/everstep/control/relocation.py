@@ -1,6 +1,6 @@
-"""Moving workers that could train on: growing, and leaving slices that will be taken away.
+"""Moving workers that could train on: growing, leaving slices that will be taken away, changing to new code.
 
-Both take the new place before they give up the old one. If that fails, training was never disturbed.
+The first two take the new place before they give up the old one. If that fails, training was never disturbed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from everstep.control.settings import Settings
 from everstep.topology.slices import HostId, SliceName
 
 Groups = Mapping[int, Group]
+
+NEW_CODE = "the training function or its config changed"
 
 
 class Standby:
@@ -43,6 +45,8 @@ class Relocation:
         self._standbys: dict[int, Standby] = {}
         """By reservation. Notices that follow each other may need several."""
         self.asked = AskReason.NONE
+        self.outdated = False
+        """The workers were taken over from an earlier driver, and run other code than this one has."""
         self._do = do
         self._next_key = next_key
         self._grow_from = 0.0
@@ -80,7 +84,11 @@ class Relocation:
             return
         if self.asked is AskReason.PREEMPTION:
             self._ask(AskReason.NONE)
-        if not restarting:
+        if self.outdated:
+            if self._standbys:
+                self._drop(list(self._standbys), at)
+            self._ask(AskReason.NEW_CODE)
+        elif not restarting:
             self._consider_growth(groups, at)
 
     def _consider_growth(self, groups: Groups, at: float) -> None:
@@ -104,15 +112,17 @@ class Relocation:
         found = self.fleet.place_all(at)
         return found.slice_names if found is not None and found.world_size > current else None
 
-    def resize_now(self, groups: Groups, at: float) -> bool:
-        """A checkpoint was committed: is this the boundary at which to change over?"""
+    def change_over(self, groups: Groups, at: float) -> str:
+        """A checkpoint was committed: why this is the boundary at which to start anew. Nothing: it isn't."""
+        if self.outdated:
+            return NEW_CODE
         if self.asked is not AskReason.RESIZE:
-            return False
+            return ""
         larger = self._larger(groups, at)
         if larger is not None and larger <= self.fleet.held:
-            return True
+            return "resize"
         self._drop(list(self._standbys), at)
-        return False
+        return ""
 
     # ------------------------------------------------------------------ the new place
 

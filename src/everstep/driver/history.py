@@ -51,6 +51,8 @@ class History:
     value: bytes | None = None
     fingerprint: str = ""
     config: str = ""
+    workers: tuple[int, int] = (0, 0)
+    """The fewest and the most that were asked for."""
     spent: dict[Budget, int] = field(default_factory=dict)
     """Of the budgets, since the run was last started (not taken over)."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class History:
                 self.lease, self.owner = record.lease, record.owner
                 self.outcome = ""
                 self.fingerprint, self.config = record.fingerprint, record.config
+                self.workers = (record.workers_min, record.workers_max)
                 self.spent, self._spent_before = {}, self.spent
             case journal.TakenOver():
                 self.spent = self._spent_before

@@ -117,6 +117,7 @@ class Job:
             all_metrics=self.wants_all_metrics,
             echo=a.rank in self.run.log_ranks,
             storage_options=dict(self.run.storage_options or {}),
+            fingerprint=self.fingerprint,
         )
 
 

@@ -18,6 +18,8 @@ class LeftBehind:
         self.hosts = hosts
         self.stopping: set[tuple[HostId, int]] = set()
         """(host, generation) of workers that are being ended."""
+        self.outdated = False
+        """They run other code than the driver that finds them has."""
         self._untold = set(hosts)
         self._held: dict[tuple[int, int], tuple[HostId, wire.Held]] = {}
         self._told: list[tuple[HostId, wire.AnyFromAgent]] = []
@@ -85,8 +87,15 @@ class LeftBehind:
         current = [held.spec for _, held in self._current()]
         generations = {spec.assignment.group_id: spec.generation for spec in current}
         return Adopted(
-            self.epoch, tuple(spec.assignment for spec in current), tuple(sorted(generations.items()))
+            self.epoch,
+            tuple(spec.assignment for spec in current),
+            tuple(sorted(generations.items())),
+            self.outdated,
         )
+
+    def fingerprints(self) -> set[str]:
+        """Of the code that they run."""
+        return {held.spec.fingerprint for _, held in self._current()}
 
     def streams(self) -> dict[Key, Stream]:
         return {

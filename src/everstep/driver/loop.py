@@ -169,19 +169,24 @@ class Driver:
         await left.wait(left.told, self._limits.heartbeat_timeout_s)
         self._history.last_epoch = max(self._history.last_epoch, left.epoch)
         why_not = left.why_not_whole()
-        if not why_not and self._history.fingerprint != self._job.fingerprint:
-            why_not = "the training function or its config changed"
         if not why_not:
             self._left = None
             self._streams = left.streams()
             self._pids = left.pids()
-            self._prepared = set(left.hosts)
+            left.outdated = left.fingerprints() != {self._job.fingerprint}
+            self._prepared = set() if left.outdated else set(left.hosts)
             self._epoch_rows = self._history.epoch_rows(left.epoch)
             self._rows_from = len(self._epoch_rows) + 1
             turn = max((stream.turn for stream in self._streams.values()), default=0)
             self._meeting.restart({rank for _, _, rank in self._streams}, left.epoch, turn)
             self._write(journal.TakenOver(time.monotonic(), left.epoch))
             self._observer.say(f"took over {len(self._streams)} workers, which never stopped")
+            if left.outdated:
+                self._observer.say(
+                    "the training function or its config changed: they go on with the code of before until "
+                    "their next checkpoint, and are restarted with the new code then "
+                    f"(after {self._limits.boundary_s:g} s in any case: Deadlines.boundary_s)"
+                )
             return left
         self._observer.say(f"the workers of an earlier driver are ended: {why_not}")
         for (host, generation), ranks in left.running().items():

@@ -105,6 +105,9 @@ def run_training(spec: RunSpec) -> Result:
     except BaseException:
         display.close()
         raise
+    if history.lease and history.fingerprint != fingerprint:
+        workers = (spec.scaling.min_workers, spec.scaling.max_workers)
+        display.say(f"changed since this run was last started: {_changes(history, config, workers)}")
     if spec.scaling.num_workers == 0:
         from everstep.driver.here import run_here
 
@@ -143,6 +146,14 @@ def run_training(spec: RunSpec) -> Result:
     assert driver.ended is not None, "a run that is over says how"
     _raise_for(driver.ended, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
     return replace(result_of(run, history, spec.run.storage_options), return_value=driver.value)
+
+
+def _changes(before: History, config: str, workers: tuple[int, int]) -> str:
+    if before.config != config:
+        return "train_loop_config"
+    if before.workers != workers:
+        return f"ScalingConfig.num_workers, which was {before.workers[0]} to {before.workers[1]}"
+    return "the training function, a module that it imports, or ScalingConfig"
 
 
 def _finished_already(spec: RunSpec, name: str, run: Store, history: History, config: str) -> Result:
