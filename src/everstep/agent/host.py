@@ -23,8 +23,10 @@ from everstep.agent import kernel, wire
 from everstep.agent.logs import WorkerLog
 from everstep.agent.spawner import Recipe, Template
 from everstep.agent.spool import Spool
+from everstep.control.failures import Kind
 
 SOCKET = "agent.sock"
+_STORAGE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 _READ = 1 << 18
 _HIGH_WATER = 64 << 20
 DEFAULT_GRACE_S = 30.0
@@ -150,6 +152,8 @@ class Agent:
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._template: Template | None = None
         self._loaded: wire.Loaded | None = None
+        self._looking: wire.Prepare | None = None
+        """The order whose storage is being looked at, or was found wanting."""
         self._fresh: list[Template] = []
         self._fresh_loaded: set[int] = set()
         self._workers: dict[tuple[int, int], Worker] = {}
@@ -329,27 +333,50 @@ class Agent:
             {**message.env, "EVERSTEP_CACHE": str(self._folder.parent / "cache")},
             message.cwd,
         )
-        if self._template is not None and self._template.recipe == recipe:
-            if self._loaded is not None:
-                self._say_prepared()
-            return
-        if self._template is not None:
-            self._template.close()
-        self._loaded = None
-        self._template = Template(recipe, self._template_said)
+        if self._template is None or self._template.recipe != recipe:
+            if self._template is not None:
+                self._template.close()
+            self._loaded = None
+            self._template = Template(recipe, self._template_said)
+        # What we read and write for our workers goes to the same place, with the same rights.
+        os.environ.update({k: v for k, v in message.env.items() if k.startswith(_STORAGE_VARIABLES)})
+        # Beside the template's imports, which take longer.
+        self._looking = message
+        threading.Thread(target=self._look_at_storage, args=(message,), daemon=True).start()
 
-    def _say_prepared(self) -> None:
-        assert self._loaded is not None
-        self._say(wire.Prepared(self._loaded.forks, self._loaded.why_not, self._loaded.seconds))
+    def _look_at_storage(self, message: wire.Prepare) -> None:
+        from everstep.errors import StorageAccessError, StorageError
+        from everstep.storage.shared import look_for_marker
+
+        refusal: wire.Unprepared | None = None
+        try:
+            look_for_marker(message.run_folder, message.storage_options, message.marker)
+        except (StorageError, OSError) as error:
+            kind = Kind.STORAGE if isinstance(error, StorageAccessError) else Kind.START
+            refusal = wire.Unprepared(kind, str(error), "")
+        self._loop.call_soon_threadsafe(self._looked, message, refusal)
+
+    def _looked(self, message: wire.Prepare, refusal: wire.Unprepared | None) -> None:
+        if message is not self._looking:
+            return  # asked again meanwhile
+        if refusal is not None:
+            self._say(refusal)
+            return
+        self._looking = None
+        self._check_prepared()
+
+    def _check_prepared(self) -> None:
+        if self._loaded is not None and self._looking is None:
+            self._say(wire.Prepared(self._loaded.forks, self._loaded.why_not, self._loaded.seconds))
 
     def _template_said(self, template: Template, word: wire.AnyWord) -> None:
         match word:
             case wire.Loaded():
                 if template is self._template:
                     self._loaded = word
-                    self._say_prepared()
+                    self._check_prepared()
             case wire.LoadFailed():
-                self._say(wire.Unprepared(True, word.message, word.traceback))
+                self._say(wire.Unprepared(Kind.LOAD, word.message, word.traceback))
             case wire.Forked():
                 self._forked(word)
             case wire.Ended():
@@ -365,7 +392,7 @@ class Agent:
         template.close()
         code = os.waitstatus_to_exitcode(status)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._say(wire.Unprepared(False, f"the template process died ({how})", ""))
+        self._say(wire.Unprepared(Kind.TEMPLATE, f"the template process died ({how})", ""))
         for worker in [w for w in self._workers.values() if w.template is template and not w.pid]:
             self._ended(worker, status, 0)
 

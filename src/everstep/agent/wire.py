@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from everstep.backend.base import Endpoint, Member
+from everstep.control.failures import Kind
 from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_FRAME = 1 << 28
 
 _LENGTH = struct.Struct("<I")
@@ -139,6 +140,10 @@ class Prepare(ToAgent, frozen=True):
     cwd: str
     preload: list[str]
     probe_s: float
+    run_folder: str
+    storage_options: dict[str, str]
+    marker: str
+    """An object that the driver has put into the run's storage, and that this host must see."""
 
 
 class Start(ToAgent, frozen=True):
@@ -214,8 +219,8 @@ class Prepared(FromAgent, frozen=True):
 
 
 class Unprepared(FromAgent, frozen=True):
-    loading: bool
-    """True when the user's function can't be loaded, which no retry cures."""
+    kind: Kind
+    """``LOAD`` or ``STORAGE``, which no retry cures, ``TEMPLATE`` or ``START``."""
     message: str
     traceback: str
 

@@ -174,8 +174,7 @@ def work(
         sys.stderr.write(text)
         _flush()
         message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
-        damaged = (spec.checkpoint or "") if isinstance(error, DamagedCheckpointError) else ""
-        link.send(wire.frame(wire.Raised(message, text, echo, at, joined, damaged)))
+        link.send(wire.frame(wire.Raised(message, text, echo, at, joined, _damaged(error, spec))))
         return 1
     _flush()
     # Others may still train, and need this process: a JAX coordinator lives in it. The agent says when all
@@ -185,6 +184,13 @@ def work(
     backend.leave(member)
     _flush()
     return 0
+
+
+def _damaged(error: BaseException, spec: wire.WorkerSpec) -> str:
+    """The checkpoint that this worker was given to start from, if that is what it could not read."""
+    given = spec.checkpoint or ""
+    is_it = isinstance(error, DamagedCheckpointError) and error.checkpoint.endswith(f"/{given}")
+    return given if is_it else ""
 
 
 def _pickled(value: Any) -> bytes | None:

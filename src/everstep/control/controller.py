@@ -17,7 +17,7 @@ from everstep.control.checkpoints import Checkpoints
 from everstep.control.commands import Outcome
 from everstep.control.ending import Ending
 from everstep.control.events import CheckpointRef, TimerName
-from everstep.control.failures import Failure, Kind
+from everstep.control.failures import BUDGET_OF, Failure, Kind
 from everstep.control.group import Group
 from everstep.control.recovery import Recovery, while_starting
 from everstep.control.relocation import NEW_CODE
@@ -213,7 +213,7 @@ class Controller:
         run, failure = self.run, event.failure
         if event.host not in run.fleet.prepared | run.fleet.preparing or run.over:
             return
-        if failure.kind is Kind.LOAD and not run.trained:
+        if BUDGET_OF[failure.kind] is None and not run.trained:
             self._ending.give_up(failure, (failure,), event.at)
         else:
             self._recovery.host_unprepared(event.host, failure, event.at)
@@ -242,7 +242,7 @@ class Controller:
         group = run.current(event)
         if group is None or event.rank in group.returned or event.rank in group.gone:
             return
-        if failure.kind is Kind.LOAD:
+        if BUDGET_OF[failure.kind] is None:
             if run.trained:  # it has been loaded before: it must be this host
                 failure = while_starting(failure)
         elif event.rank not in group.ready:

@@ -30,6 +30,7 @@ class Kind(enum.StrEnum):
     RESERVATION = "reservation failed"
     PREEMPTED = "preempted"
     LOAD = "function can't be loaded"
+    STORAGE = "storage can't be used"
 
 
 BUDGET_OF: dict[Kind, Budget | None] = {
@@ -45,6 +46,7 @@ BUDGET_OF: dict[Kind, Budget | None] = {
     Kind.RESERVATION: Budget.STARTUP,
     Kind.PREEMPTED: Budget.PREEMPTION,
     Kind.LOAD: None,
+    Kind.STORAGE: None,
 }
 """Which budget a cause spends. ``None``: it is never retried."""
 

@@ -34,6 +34,8 @@ class Job:
     run: RunConfig
     seed: int
     fingerprint: str
+    marker: str
+    """What every host must find in the run's storage."""
 
     @property
     def wants_all_metrics(self) -> bool:
@@ -82,6 +84,9 @@ class Job:
             payload.working_folder(given),
             self.preload,
             self.run.deadlines.probe_s,
+            self.store.address(),
+            dict(self.run.storage_options or {}),
+            self.marker,
         )
 
     def specs(self, start: StartWorkers, engine: Engine) -> dict[HostId, list[wire.WorkerSpec]]:

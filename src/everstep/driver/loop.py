@@ -33,7 +33,7 @@ from everstep.driver.observer import Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
-from everstep.errors import DamagedCheckpointError, FencedError
+from everstep.errors import DamagedCheckpointError, FencedError, StorageError
 from everstep.storage import checkpoints as store, restore
 from everstep.topology.slices import HostId, HostView
 
@@ -87,8 +87,10 @@ class Driver:
         self._notices: dict[HostId, float] = {}
         self._committing: set[tuple[int, int, int]] = set()
         """(replica group, generation, index) of checkpoints that are being committed."""
+        self._starts: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._journal_fails = False
+        self._folder_gone = False
         self._left: LeftBehind | None = None
         """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
@@ -133,7 +135,8 @@ class Driver:
             if self._broken is not None:
                 raise self._broken
         finally:
-            flusher.cancel()
+            for task in (flusher, *self._starts):
+                task.cancel()
             # Who was replaced changes nothing on its way out: hosts, journal and registry are another's now.
             fenced = self.ended is not None and self.ended.outcome is c.Outcome.FENCED
             if not fenced:
@@ -288,6 +291,9 @@ class Driver:
                     command.grace_s,
                 )
                 self._engine.send(command.host, stop)
+                for rank in command.ranks:
+                    if stream := self._streams.get((command.epoch, command.generation, rank)):
+                        stream.stopped = True
             case c.AskCheckpoint():
                 self._tell_all(wire.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():
@@ -389,8 +395,9 @@ class Driver:
         self.emit(e.HostPrepared(at=time.monotonic(), host=host))
 
     def _host_unprepared(self, host: HostId, message: wire.Unprepared) -> None:
-        died = Kind.TEMPLATE if host in self._prepared else Kind.START
-        kind = Kind.LOAD if message.loading else died
+        kind = message.kind
+        if kind is Kind.TEMPLATE and host not in self._prepared:
+            kind = Kind.START
         self._prepared.discard(host)
         failure = Failure(kind, time.monotonic(), message.message, host=host, traceback=message.traceback)
         self.emit(e.HostUnprepared(at=time.monotonic(), host=host, failure=failure))
@@ -424,14 +431,35 @@ class Driver:
             generation = generations[a.group_id]
             self._streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
         self._meeting.restart({s.assignment.rank for s in self._streams.values()}, command.epoch)
-        try:
-            # The epoch's number is on record before anything can be named after it.
-            self._journal.flush()
-        except FencedError as error:
-            self._lost_the_run(error)
-            return
-        for host, specs in self._job.specs(command, self._engine).items():
-            self._engine.send(host, wire.Start(self._lease, specs))
+        start = asyncio.create_task(self._start_once_recorded(self._job.specs(command, self._engine)))
+        self._starts.add(start)
+        start.add_done_callback(self._starts.discard)
+
+    async def _start_once_recorded(self, specs: dict[HostId, list[wire.WorkerSpec]]) -> None:
+        """The epoch's number is on record before anything can be named after it. Storage that is away is
+        waited for; the brain knows for how long.
+        """
+        assert self._loop is not None
+        while specs:
+            try:
+                await self._loop.run_in_executor(None, self._journal.flush)
+            except FencedError as error:
+                self._lost_the_run(error)
+                return
+            except StorageError:
+                await asyncio.sleep(_FLUSH_S)
+                specs = {host: wanted for host, some in specs.items() if (wanted := self._wanted(some))}
+            else:
+                break
+        for host, some in specs.items():
+            if wanted := self._wanted(some):
+                self._engine.send(host, wire.Start(self._lease, wanted))
+
+    def _wanted(self, specs: list[wire.WorkerSpec]) -> list[wire.WorkerSpec]:
+        """Those of them that have not been stopped meanwhile."""
+        keys = [(spec.epoch, spec.generation, spec.member.rank) for spec in specs]
+        streams = [self._streams.get(key) for key in keys]
+        return [spec for spec, s in zip(specs, streams, strict=True) if s is not None and not s.stopped]
 
     # ------------------------------------------------------------------ workers' words
 
@@ -521,7 +549,8 @@ class Driver:
                     self._damaged(word.damaged, word.message)
                     self.emit(e.CheckpointDamaged(at=now, folder=word.damaged))
                 failure = Failure(
-                    Kind.EXCEPTION if word.joined else Kind.START,
+                    # What it was given to start from is no fault of the function's.
+                    Kind.EXCEPTION if word.joined and not word.damaged else Kind.START,
                     word.at,
                     word.message,
                     rank=rank,
@@ -695,6 +724,8 @@ class Driver:
             if time.monotonic() - looked >= _LOOK_S:
                 looked = time.monotonic()
                 self._on_disk(self._is_stop_requested, self._stop_if_requested)
+                if self._job.store.is_local:
+                    self._on_disk(lambda: self._job.store.exists(self._job.marker), self._folder_seen)
             if time.monotonic() - wrote >= beat:
                 self._journal.append(journal.Renewed(time.monotonic()))
             if self._journal.has_news:
@@ -703,6 +734,14 @@ class Driver:
             if self._journal.is_long:
                 self._on_disk(self._journal.compact, lambda _: None)
             self._warn_of_uncommitted()
+
+    def _folder_seen(self, seen: object) -> None:
+        if seen is False and not self._folder_gone:
+            self._observer.say(
+                f"{self._job.store.address()} was removed or replaced while the run uses it: what was saved "
+                "there before is gone; training goes on, and saves anew"
+            )
+        self._folder_gone = seen is False
 
     def _is_stop_requested(self) -> bool:
         return self._job.store.exists(stop_request(self._lease))

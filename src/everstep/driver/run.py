@@ -42,12 +42,14 @@ from everstep.errors import (
     FencedError,
     FunctionLoadError,
     PreemptionError,
+    StorageAccessError,
     TrainingFailedError,
     WorkerError,
     WorkerGroupError,
 )
 from everstep.preemption import PreemptionInfo
 from everstep.storage.folder import make_private
+from everstep.storage.shared import leave_marker
 from everstep.storage.store import Store, open_store, probe
 
 logger = logging.getLogger("everstep")
@@ -128,6 +130,7 @@ def run_training(spec: RunSpec) -> Result:
         # reproducible.
         random.getrandbits(62),
         fingerprint,
+        leave_marker(run),
     )
     context = TrainRunContext(
         f"{name}-{history.lease + 1}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
@@ -265,6 +268,8 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
                 f"{cause.traceback}",
                 "Check that its imports work where the workers run; nothing was retried.",
             )
+        case Kind.STORAGE:
+            return StorageAccessError(f"Training failed: on {cause.host}, {cause.message}")
         case Kind.PREEMPTED:
             ranks = {cause.host or "": sorted(failures)}
             return PreemptionError(PreemptionInfo(None, ranks))

@@ -54,6 +54,8 @@ class Stream:
         self.turn = summary.turn
         self.returned = False
         self.failed = False
+        self.stopped = False
+        """Told to end."""
         self._frames = wire.Frames()
         self._offset = offset
         """Where the next frame begins."""

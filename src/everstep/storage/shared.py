@@ -1,0 +1,41 @@
+"""Whether a host sees the same storage as the driver: the driver leaves a marker, and every host looks for
+it.
+
+A folder that isn't shared would otherwise take checkpoints that nobody can ever read together.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+
+from everstep.errors import StorageAccessError
+from everstep.storage.store import Store, open_store
+
+FOLDER = ".markers"
+_PATIENCE_S = 3.0
+"""A network file system may be a moment late."""
+
+
+def leave_marker(run: Store) -> str:
+    """For the owner of a run, before hosts are asked to look. Earlier ones go."""
+    run.clear(FOLDER)
+    marker = f"{FOLDER}/{secrets.token_hex(8)}"
+    run.create(marker, b"")
+    return marker
+
+
+def look_for_marker(address: str, options: Mapping[str, str], marker: str) -> None:
+    """Raise ``StorageAccessError`` if what is at this address, seen from here, isn't what the driver sees."""
+    run = open_store(address, options)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not run.exists(marker):
+        if time.monotonic() > deadline:
+            raise StorageAccessError(
+                f"{address} is not the same place here as it is for the driver: {marker}, which the driver "
+                "wrote there, is missing",
+                "use a storage_path that all hosts share: a network folder mounted at the same path "
+                "everywhere, or a bucket (s3://, gs://, az://)",
+            )
+        time.sleep(0.1)
