@@ -161,7 +161,7 @@ class Session:
         job: Path | None = None
         part: Part | None = None
         try:
-            share = store.Share(folder, self._rank, self.spec.epoch, index)
+            share = self._share(folder, index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
                 part = self._note(share, checkpoint)
             elif upload_fn is not None:
@@ -189,6 +189,19 @@ class Session:
             self._uploads.submit(lambda: self._upload_later(pinned, index))
         elif delete_local and mode is CheckpointUploadMode.SYNC and upload_fn is None:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+    def _share(self, folder: str, index: int, metrics: msgspec.Raw) -> store.Share:
+        spec = self.spec
+        return store.Share(
+            folder,
+            self._rank,
+            spec.epoch,
+            index,
+            spec.member.group_id,
+            spec.generation,
+            spec.member.group_size,
+            bytes(metrics) if self._rank == 0 else b"",
+        )
 
     def _note(self, share: store.Share, checkpoint: Checkpoint) -> Part:
         return store.note_external(self._run, share, checkpoint.path, self.spec.storage_options)

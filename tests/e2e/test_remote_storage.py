@@ -170,6 +170,41 @@ def test_storage_that_fails_for_a_while_is_told_and_training_goes_on(
     assert "could not save its part of checkpoint 2" in capfd.readouterr().err
 
 
+def test_storage_that_is_away_at_the_moment_of_a_restart_is_waited_for(
+    server: S3Server, tmp_path: Path
+) -> None:
+    def function(config: dict[str, Any]) -> int:
+        if get_context().get_epoch() == 1:
+            Path(config["flag"]).touch()
+            raise RuntimeError("as asked")
+        return get_context().get_epoch()
+
+    flag = tmp_path / "away"
+    refused = 0
+    with FaultyProxy(server.port) as proxy:
+
+        def judge(request: Any) -> Fault | None:
+            nonlocal refused
+            if not flag.exists() or request.method != "PUT" or "/journal/" not in request.path:
+                return None
+            refused += 1
+            if refused == 5:
+                flag.unlink()
+            return Fault.FORBIDDEN
+
+        proxy.judge = judge
+        result = fit(
+            function,
+            config={"flag": str(flag)},
+            name="away",
+            failure_config=FailureConfig(max_failures=1),
+            storage_path=f"s3://{server.bucket()}/runs",
+            storage_options=server.options(proxy.port),
+        )
+    assert refused == 5
+    assert result.return_value == 2
+
+
 def test_a_bucket_that_is_not_there_is_refused_before_any_worker_starts(server: S3Server) -> None:
     with pytest.raises(StorageAccessError, match="Make the bucket nowhere first"):
         fit(lambda: None, storage_path="s3://nowhere/runs", storage_options=server.options())

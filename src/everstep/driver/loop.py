@@ -24,6 +24,7 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
 from everstep.driver import journal
+from everstep.driver.aftermath import damaged, put_in_order
 from everstep.driver.exits import failure_of
 from everstep.driver.history import History, plain_value, to_delete
 from everstep.driver.job import Job
@@ -33,8 +34,8 @@ from everstep.driver.observer import Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
-from everstep.errors import DamagedCheckpointError, FencedError, StorageError
-from everstep.storage import checkpoints as store, restore
+from everstep.errors import FencedError, StorageError
+from everstep.storage import checkpoints as store
 from everstep.topology.slices import HostId, HostView
 
 _FLUSH_S = 0.2
@@ -117,8 +118,14 @@ class Driver:
             await self._engine.open(self, self._job.ask(self._lease))
             left = await self._take_over()
             if left is None:
-                await self._drop_damaged()
-                await self._collect_garbage()
+                await self._loop.run_in_executor(
+                    self._disk,
+                    put_in_order,
+                    self._job.store,
+                    self._history,
+                    self._write,
+                    self._observer.say,
+                )
             self.emit(
                 e.RunOpened(
                     at=time.monotonic(),
@@ -201,35 +208,10 @@ class Driver:
             self._engine.unclaim(host)
         return None
 
-    async def _drop_damaged(self) -> None:
-        """Before anything is restored after a break: the newest checkpoint must be whole, or the one before
-        it, …
-        """
-        assert self._loop is not None
-        while (newest := self._history.newest) is not None and newest.external is None:
-            checkpoint = self._job.store.child(newest.ref.folder)
-            try:
-                await self._loop.run_in_executor(self._disk, restore.verify, checkpoint)
-            except DamagedCheckpointError as error:
-                self._damaged(newest.ref.folder, str(error))
-            else:
-                return
-
-    async def _collect_garbage(self) -> None:
-        """No worker is left that could finish what was begun and not committed."""
-        assert self._loop is not None
-        run, keep = self._job.store, {*self._history.checkpoints, *self._history.damaged}
-
-        def collect() -> None:
-            for folder in store.garbage(run, keep):
-                store.discard(run, folder)
-
-        await self._loop.run_in_executor(self._disk, collect)
-
     def _damaged(self, folder: str, reason: str) -> None:
         if folder in self._history.checkpoints:
             self._observer.say(f"{reason}; the one before it is used")
-            self._write(journal.Damaged(time.monotonic(), folder, reason))
+            self._write(damaged(folder, reason))
 
     def _hear_again(self, left: LeftBehind) -> None:
         for host, message in left.messages():

@@ -46,6 +46,12 @@ class Share(msgspec.Struct, frozen=True):
     epoch: int
     index: int
     """The how-many-th report of this rank in this epoch."""
+    group: int = 0
+    generation: int = 0
+    ranks: int = 0
+    """How many ranks the checkpoint is of; 0: not known."""
+    metrics: bytes = b""
+    """What rank 0 reported with it, as the journal has it."""
 
 
 class PartRecord(msgspec.Struct, frozen=True):
@@ -58,6 +64,15 @@ class PartRecord(msgspec.Struct, frozen=True):
     format: int = 1
     epoch: int = 0
     index: int = 0
+    group: int = 0
+    generation: int = 0
+    ranks: int = 0
+    metrics: bytes = b""
+
+    @property
+    def checkpoint(self) -> tuple[int, int, int, int, int]:
+        """Which one it is a part of."""
+        return (self.epoch, self.index, self.group, self.generation, self.ranks)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -129,7 +144,18 @@ def note_external(run: Store, share: Share, address: str, options: Mapping[str, 
 
 
 def _record(run: Store, share: Share, files: list[FileRecord], external: str | None = None) -> Part:
-    record = PartRecord(share.rank, files, external, FORMAT, share.epoch, share.index)
+    record = PartRecord(
+        share.rank,
+        files,
+        external,
+        FORMAT,
+        share.epoch,
+        share.index,
+        share.group,
+        share.generation,
+        share.ranks,
+        share.metrics,
+    )
     encoded = msgspec.json.encode(record)
     if not run.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
         raise StorageError(
@@ -198,6 +224,18 @@ def read_parts(run: Store, folder: str) -> dict[int, Part]:
             record = _decode(data, PartRecord, run.address(folder), file.path.removeprefix(f"{folder}/"))
             parts[record.rank] = Part(record.index, folder, data)
     return parts
+
+
+def whole_by_parts(run: Store, folder: str) -> list[PartRecord]:
+    """The parts of a checkpoint that every rank has brought one of, from the lowest rank up; else nothing.
+
+    Where only some ranks save, the others' silence can't be told from their absence by looking at storage.
+    """
+    records: list[PartRecord] = []
+    for rank, part in sorted(read_parts(run, folder).items()):
+        records.append(_decode(part.record, PartRecord, run.address(folder), f"{PARTS}/rank-{rank:05d}.json"))
+    same = len({record.checkpoint for record in records}) == 1
+    return records if same and len(records) == records[0].ranks else []
 
 
 Format = TypeVar("Format", PartRecord, Manifest)
