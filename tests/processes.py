@@ -35,9 +35,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+def wait_for(
+    condition: Callable[[], object], what: str, timeout_s: float = 30.0, look_s: float = 0.005
+) -> None:
     """Wait until it is true. The limit only ends a test that has already failed."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not seen within {timeout_s:g} s: {what}"
-        time.sleep(0.005)
+        time.sleep(look_s)

@@ -30,16 +30,19 @@ def train(config: dict[str, Any]) -> None:
             shards = sorted(path.name for path in Path(folder).glob("shard-*"))
             assert shards == ["shard-0", "shard-1"], shards
             step = int((Path(folder) / f"shard-{rank}").read_bytes()[:12])
+    uploading = Path(config["scratch"]) / f"uploading-{rank}"
     while True:
         step += 1
         folder = tempfile.mkdtemp(dir=config["scratch"])
         (Path(folder) / f"shard-{rank}").write_bytes(b"%012d" % step + os.urandom(200_000))
+        uploading.write_text(str(os.getpid()))
         everstep.report(
             {"step": step},
             checkpoint=Checkpoint.from_directory(folder),
             checkpoint_upload_mode=CheckpointUploadMode.ASYNC if step % 2 else CheckpointUploadMode.SYNC,
             delete_local_checkpoint_after_upload=True,
         )
+        uploading.unlink()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from everstep.storage.store import Store, open_store
 from processes import ours, wait_for
 from storage.server import S3Server
 
-TARGETS = ("driver", "agent", "worker", "everything")
+TARGETS = ("driver", "agent", "worker", "uploading worker", "everything")
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -40,8 +40,12 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str
         yield {"storage_path": f"s3://{bucket}/runs", "storage_options": server.options()}
 
 
-def check(run: Store, rng: random.Random) -> int:
-    """Every committed checkpoint is whole; returns how many there are."""
+def committed_in(run: Store) -> set[str]:
+    return set(History.of(Scan(run).records()).checkpoints)
+
+
+def check(run: Store, rng: random.Random) -> set[str]:
+    """Every committed checkpoint is there, and whole; returns their names."""
     history = History.of(Scan(run).records())
     committed = sorted(history.checkpoints)
     newest = history.newest
@@ -51,7 +55,19 @@ def check(run: Store, rng: random.Random) -> int:
         verify(run.child(folder))
     folders = set(run.folders())
     assert set(committed) <= folders, f"missing: {set(committed) - folders}"
-    return len(committed)
+    return set(committed)
+
+
+def drives(name: str, pid: int) -> bool:
+    live = live_runs().get(name)
+    return live is not None and live.driver_pid == pid
+
+
+def is_uploading(sign: Path, pid: int) -> bool:
+    try:
+        return sign.read_text() == str(pid)
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.timeout(3600)
@@ -68,12 +84,18 @@ def test_no_committed_checkpoint_is_lost_or_torn(
     settings = json.dumps({"name": name, "scratch": str(scratch), **storage})
     run = open_store(storage["storage_path"], storage["storage_options"]).child(name)
     hunted = str(Path(__file__).parent / "hunted.py")
-    kept = 0
+    kept: set[str] = set()
     for n in range(rounds):
         log = (tmp_path / f"round-{n}.log").open("w")
         process = subprocess.Popen([sys.executable, hunted, settings], stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda before=kept: check(run, rng) > before, f"a new checkpoint in round {n}", 60)
+            wait_for(lambda driver=process.pid: drives(name, driver), f"a driver in round {n}", 60)
+            found = committed_in(run)
+            assert kept <= found, f"round {n}: {kept - found} are gone"
+            kept = found
+            wait_for(
+                lambda before=kept: committed_in(run) > before, f"a new checkpoint in round {n}", 60, 0.1
+            )
             target = rng.choice(TARGETS)
             pause = rng.random() * 0.3
             time.sleep(pause)  # the instant is what is hunted for: it must not depend on anything
@@ -86,14 +108,20 @@ def test_no_committed_checkpoint_is_lost_or_torn(
                         os.kill(host.pid, signal.SIGKILL)
                 case "worker":
                     os.kill(rng.choice(live.workers).pid, signal.SIGKILL)
+                case "uploading worker":
+                    victim = rng.choice(live.workers)
+                    sign = scratch / f"uploading-{victim.rank}"
+                    wait_for(lambda sign=sign, pid=victim.pid: is_uploading(sign, pid), "an upload")
+                    time.sleep(rng.random() * 0.01)
+                    os.kill(victim.pid, signal.SIGKILL)
                 case "everything":
                     for pid in [process.pid, *ours()]:
                         kernel.send_signal(pid, signal.SIGKILL)
             now = check(run, rng)
-            assert now >= kept, f"round {n}: {kept - now} checkpoints are gone after the death of {target}"
+            assert kept <= now, f"round {n}: {kept - now} are gone after the death of {target}"
             kept = now
-            if target in ("agent", "worker"):
-                wait_for(lambda before=kept: check(run, rng) > before, f"recovery in round {n}", 60)
+            if target not in ("driver", "everything"):
+                wait_for(lambda before=kept: committed_in(run) > before, f"recovery in round {n}", 60, 0.1)
         finally:
             process.kill()
             process.wait()
@@ -102,7 +130,9 @@ def test_no_committed_checkpoint_is_lost_or_torn(
             for pid in ours():
                 kernel.send_signal(pid, signal.SIGKILL)
             wait_for(lambda: not ours(), "the end of all")
-        kept = check(run, rng)
+        now = check(run, rng)
+        assert kept <= now, f"round {n}: {kept - now} are gone"
+        kept = now
     for pid in ours():
         kernel.send_signal(pid, signal.SIGKILL)
-    print(f"{rounds} deaths, {kept} checkpoints, none lost")
+    print(f"{rounds} deaths, {len(kept)} checkpoints, none lost")

@@ -211,7 +211,7 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_not_touched():
         publish_run(
             LiveRun("mine", "/nowhere", os.getpid(), 1, [LiveWorker(0, stranger.pid, "host", "slice")])
         )
-        path = next(Path(os.environ["XDG_RUNTIME_DIR"]).glob("everstep-*/runs/mine.json"))
+        path = next(Path(os.environ["XDG_RUNTIME_DIR"]).glob("everstep-*/runs/mine.*.json"))
         run = msgspec.json.decode(path.read_bytes(), type=LiveRun)
         older = msgspec.structs.replace(run.workers[0], pid_started=run.workers[0].pid_started - 1)
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(run, workers=[older])))

@@ -67,7 +67,7 @@ def rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 def stepped(folder: Path, beyond: int) -> bool:
     seen = rows(folder)
-    return len(seen) == 4 and all(r[-1]["step"] > beyond for r in seen.values())
+    return len(seen) == 4 and all(r and r[-1]["step"] > beyond for r in seen.values())
 
 
 def drives(name: str, pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -43,41 +44,49 @@ def _folder() -> Path:
     return folder
 
 
+def _path(name: str, driver_pid: int, driver_started: int) -> Path:
+    """Each driver has a file of its own: whoever clears away a dead one's can't hit a living one's."""
+    return _folder() / f"{name}.{driver_pid}-{driver_started}.json"
+
+
 def publish_run(run: LiveRun) -> None:
     published = msgspec.structs.replace(
         run,
         driver_started=_started(run.driver_pid),
         workers=[msgspec.structs.replace(w, pid_started=_started(w.pid)) for w in run.workers],
     )
-    path = _folder() / f"{run.name}.json"
+    path = _path(run.name, run.driver_pid, published.driver_started)
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.encode(published))
     temporary.rename(path)
 
 
 def forget_run(name: str) -> None:
-    (_folder() / f"{name}.json").unlink(missing_ok=True)
+    """This process drives it no longer."""
+    pid = os.getpid()
+    _path(name, pid, _started(pid)).unlink(missing_ok=True)
 
 
 def live_runs() -> dict[str, LiveRun]:
     """The runs that have a process left, by name. What is left of others is cleared away.
 
-    A run whose driver was killed stays while its workers live.
+    A run whose driver was killed stays while its workers live; who took it over comes after it.
     """
-    found = {}
-    for path in sorted(_folder().glob("*.json")):
+    found: dict[str, tuple[int, LiveRun]] = {}
+    for path in _folder().glob("*.json"):
         try:
+            written = path.stat().st_mtime_ns
             run = msgspec.json.decode(path.read_bytes(), type=LiveRun)
         except FileNotFoundError:
             continue  # it has ended just now
         except msgspec.DecodeError:
             path.unlink(missing_ok=True)  # of another version
             continue
-        if run.alive or any(worker.alive for worker in run.workers):
-            found[run.name] = run
-        else:
+        if not run.alive and not any(worker.alive for worker in run.workers):
             path.unlink(missing_ok=True)
-    return found
+        elif run.name not in found or found[run.name][0] < written:
+            found[run.name] = (written, run)
+    return {name: run for name, (_, run) in sorted(found.items())}
 
 
 def hosts_of(run: LiveRun) -> dict[str, HostFile]:
