@@ -173,8 +173,16 @@ class CheckpointConfig:
     checkpoint_score_attribute: str | None = None
     """The metric to keep the best by; ``None`` keeps the newest. NaN scores worst."""
     checkpoint_score_order: Literal["max", "min"] = "max"
+    delete_external: bool = False
+    """Whether retention also removes the files of checkpoints that Everstep did not upload (``NO_UPLOAD``,
+    ``checkpoint_upload_fn``). Otherwise it only stops listing them.
+    """
 
     def __post_init__(self) -> None:
+        if not isinstance(self.delete_external, bool):
+            raise _bad(
+                "CheckpointConfig.delete_external", self.delete_external, "True or False", "Use a bool"
+            )
         if self.num_to_keep is not None and (not _is_int(self.num_to_keep) or self.num_to_keep < 1):
             raise _bad(
                 "CheckpointConfig.num_to_keep",

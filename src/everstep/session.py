@@ -121,7 +121,7 @@ class Session:
         self.preemption: PreemptionInfo | None = None
         self.want_checkpoint = ""
         self._link = link
-        self._run = open_store(spec.run_folder, spec.storage_options)
+        self._run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
         self._rank = spec.member.rank
         self._index = 0

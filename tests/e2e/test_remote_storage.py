@@ -20,6 +20,7 @@ from everstep import (
     ScalingConfig,
     StorageAccessError,
     Trainer,
+    TrainingFailedError,
     get_context,
     report,
 )
@@ -203,6 +204,22 @@ def test_storage_that_is_away_at_the_moment_of_a_restart_is_waited_for(
         )
     assert refused == 5
     assert result.return_value == 2
+
+
+def test_the_end_of_what_a_failed_rank_printed_is_kept_in_the_bucket(storage: dict[str, Any]) -> None:
+    def function() -> None:
+        if get_context().get_world_rank() == 1:
+            print("the last words of rank 1")
+            raise RuntimeError("as asked")
+        everstep.collective.barrier()
+
+    with pytest.raises(TrainingFailedError):
+        fit(function, name="tails", **storage)
+    run = open_store(f"{storage['storage_path']}/tails", storage["storage_options"])
+    kept = run.read("logs/epoch-0001/rank-00001.log")
+    assert kept is not None
+    assert b"the last words of rank 1" in kept
+    assert [file.path for file in run.list("logs")] == ["logs/epoch-0001/rank-00001.log"]
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_any_worker_starts(server: S3Server) -> None:

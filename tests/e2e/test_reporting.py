@@ -165,6 +165,55 @@ def test_a_checkpoint_that_everstep_does_not_upload_keeps_its_address(tmp_path: 
     assert (mine / "weights").exists()
 
 
+@pytest.mark.parametrize("told_to", [False, True])
+def test_retention_deletes_what_everstep_did_not_upload_only_if_told_to(
+    tmp_path: Path, told_to: bool
+) -> None:
+    def function(config: dict[str, Any]) -> None:
+        for step in range(3):
+            mine = Path(config["mine"]) / str(step)
+            mine.mkdir(parents=True)
+            (mine / "weights").write_text("elsewhere")
+            report(
+                {"x": step},
+                checkpoint=Checkpoint(str(mine)),
+                checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
+            )
+            (mine / "later").write_text("not part of what was reported")
+
+    mine = tmp_path / "mine"
+    config = CheckpointConfig(num_to_keep=1, delete_external=told_to)
+    result = fit(function, tmp_path, config={"mine": str(mine)}, workers=1, checkpoint_config=config)
+    assert result.checkpoint == Checkpoint(str(mine / "2"))
+    assert [(mine / str(step) / "weights").exists() for step in range(3)] == [not told_to, not told_to, True]
+    assert all((mine / str(step) / "later").exists() for step in range(3))
+
+
+def test_nan_inf_and_numpy_scalars_survive_a_resume(tmp_path: Path) -> None:
+    def function() -> None:
+        if get_context().get_epoch() == 1:
+            odd = {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "f32": numpy.float32(0.5)}
+            report(odd, checkpoint=save("1"))
+            while not everstep.get_all_reported_checkpoints():
+                pass  # until it is committed
+            raise RuntimeError("as asked")
+        (kept,) = everstep.get_all_reported_checkpoints()
+        assert math.isnan(kept.metrics["nan"])
+        report({"second": numpy.int32(2)})
+
+    with pytest.raises(TrainingFailedError):
+        fit(function, tmp_path, workers=1, name="odd")
+    result = fit(function, tmp_path, workers=1, name="odd")
+    first, second = result.metrics_history
+    assert math.isnan(first.pop("nan"))
+    assert first == {"inf": math.inf, "minus": -math.inf, "f32": 0.5}
+    assert second == {"second": 2}
+    again = Result.from_path(result.path)
+    assert again.metrics_history[0]["minus"] == -math.inf
+    assert again.metrics_dataframe is not None
+    assert math.isinf(again.metrics_dataframe["inf"][0])
+
+
 def test_retention_keeps_the_best_and_always_the_newest(tmp_path: Path) -> None:
     def function() -> None:
         for score in (3.0, math.nan, 5.0, 4.0, 1.0):

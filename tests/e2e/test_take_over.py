@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from pathlib import Path
 import everstep as train
 from everstep import RunConfig, ScalingConfig, FailureConfig, Deadlines
 from everstep.torch import TorchTrainer
-from e2e.training import torch_steps
+from e2e import training
 
 HERE = Path(__file__).parent
 
 trainer = TorchTrainer(
-    torch_steps,
+    getattr(training, sys.argv[4]),
     train_loop_config={
         "notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": int(sys.argv[3])
     },
@@ -36,7 +37,7 @@ trainer = TorchTrainer(
     run_config=RunConfig(
         name=sys.argv[1],
         storage_path=str(HERE / "runs"),
-        failure_config=FailureConfig(max_failures=2),
+        failure_config=FailureConfig(max_failures=-1),
         lease_ttl_s=float(sys.argv[2]),
     ),
 )
@@ -45,12 +46,14 @@ print("returned", result.return_value)
 """
 
 
-def start(folder: Path, name: str, lease_ttl_s: float = 15.0, save_every: int = 3) -> subprocess.Popen[str]:
+def start(
+    folder: Path, name: str, lease_ttl_s: float = 15.0, save_every: int = 3, function: str = "torch_steps"
+) -> subprocess.Popen[str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     (folder / "notes").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(script), name, str(lease_ttl_s), str(save_every)],
+        [sys.executable, str(script), name, str(lease_ttl_s), str(save_every), function],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -126,6 +129,76 @@ def test_a_worker_that_died_while_nobody_drove_is_recovered_by_the_next_driver(t
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "rank 2" in output
+
+
+def half_saved(run: Path) -> bool:
+    """Some rank has brought something, and the checkpoint isn't committed."""
+    folders = [folder for folder in run.glob("checkpoint_*") if not (folder / ".manifest.json").exists()]
+    return any(list(folder.glob("shard-*")) for folder in folders)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("times", [2, pytest.param(15, marks=pytest.mark.soak)])
+def test_a_driver_killed_while_a_checkpoint_is_uploaded_loses_none(tmp_path: Path, times: int) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    run = tmp_path / "runs" / name
+    process = start(tmp_path, name, save_every=5, function="torch_shards")
+    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
+    for n in range(times):
+        wait_for(lambda: half_saved(run), "an upload", 60)
+        process.kill()
+        process.communicate()
+        process = start(tmp_path, name, save_every=5, function="torch_shards")
+        wait_for(lambda pid=process.pid: drives(name, pid), f"take-over {n}", 60)
+        before = max(r[-1]["step"] for r in rows(tmp_path).values())
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}", 60)
+    (tmp_path / "until").touch()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    last = int(output.split("returned")[1])
+    for rank, r in rows(tmp_path).items():
+        assert {row["pid"] for row in r} == {pids[rank]}
+        assert [row["step"] for row in r] == list(range(last + 1)), "no gap and no repeat"
+    committed = Result.from_path(str(run)).best_checkpoints
+    assert [metrics["step"] for _, metrics in committed] == list(range(5, last + 1, 5))
+    for checkpoint, _ in committed:
+        assert len(list(Path(checkpoint.path).glob("shard-*"))) == 4
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_driver_killed_in_the_middle_of_a_recovery_loses_no_checkpoint(tmp_path: Path, times: int) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    process = start(tmp_path, name)
+    kept: set[str] = set()
+    for n in range(times):
+        before = max((r[-1]["step"] for r in rows(tmp_path).values() if r), default=0)
+        wait_for(lambda pid=process.pid: drives(name, pid), f"driver {n}", 60)
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps {n}", 60)
+        os.kill(rows(tmp_path)[n % 4][-1]["pid"], signal.SIGKILL)
+        time.sleep(random.random() * 0.15)  # anywhere in the recovery
+        process.kill()
+        process.communicate()
+        found = {
+            checkpoint.path
+            for checkpoint, _ in Result.from_path(str(tmp_path / "runs" / name)).best_checkpoints
+        }
+        assert kept <= found
+        kept = found
+        process = start(tmp_path, name)
+    before = max(r[-1]["step"] for r in rows(tmp_path).values())
+    wait_for(lambda: stepped(tmp_path, before + 5), "steps at the end", 60)
+    (tmp_path / "until").touch()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    saved = {
+        metrics["step"] for _, metrics in Result.from_path(str(tmp_path / "runs" / name)).best_checkpoints
+    }
+    for r in rows(tmp_path).values():
+        begun = [row["step"] for row in r if row.get("restored")]
+        assert set(begun) <= {0, *saved}, "each epoch began with a committed checkpoint"
+        assert begun == sorted(begun), "and never with an older one than before"
 
 
 def test_agents_that_nobody_claims_leave_with_their_workers(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from everstep.testing import LocalCluster
 def test_a_host_that_sees_the_marker_is_content(tmp_path: Path) -> None:
     run = open_store(tmp_path / "run")
     first = shared.leave_marker(run)
-    shared.look_for_marker(run.address(), {}, first)
+    shared.look_for_marker(run, first)
     second = shared.leave_marker(run)
-    shared.look_for_marker(run.address(), {}, second)
+    shared.look_for_marker(run, second)
     assert not run.exists(first), "one is enough"
 
 
@@ -31,7 +31,7 @@ def test_a_folder_that_is_another_one_here_is_refused(
     monkeypatch.setattr(shared, "_PATIENCE_S", 0.0)
     marker = shared.leave_marker(open_store(tmp_path / "driver's"))
     with pytest.raises(StorageAccessError, match="host's.*all hosts share"):
-        shared.look_for_marker(str(tmp_path / "host's"), {}, marker)
+        shared.look_for_marker(open_store(tmp_path / "host's"), marker)
 
 
 class ElsewhereOnOneHost(LocalEngine):

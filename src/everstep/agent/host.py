@@ -347,10 +347,12 @@ class Agent:
     def _look_at_storage(self, message: wire.Prepare) -> None:
         from everstep.errors import StorageAccessError, StorageError
         from everstep.storage.shared import look_for_marker
+        from everstep.storage.store import open_store
 
         refusal: wire.Unprepared | None = None
         try:
-            look_for_marker(message.run_folder, message.storage_options, message.marker)
+            run = open_store(message.run_folder, message.storage_options, message.storage_limits)
+            look_for_marker(run, message.marker)
         except (StorageError, OSError) as error:
             kind = Kind.STORAGE if isinstance(error, StorageAccessError) else Kind.START
             refusal = wire.Unprepared(kind, str(error), "")
@@ -562,7 +564,9 @@ class Agent:
         for job in snapshots.pending(Path(spec.spool)):
             index = snapshots.read(job).share.index
             try:
-                part = snapshots.finish(job, open_store(spec.run_folder, spec.storage_options))
+                part = snapshots.finish(
+                    job, open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
+                )
                 word = wire.Uploaded(*who, index, part)
             except (StorageError, OSError) as error:
                 word = wire.Uploaded(*who, index, None, f"{type(error).__name__}: {error}")

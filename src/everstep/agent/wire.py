@@ -17,6 +17,7 @@ from everstep.backend.base import Endpoint, Member
 from everstep.control.failures import Kind
 from everstep.control.placement import Assignment
 from everstep.control.reports import Part
+from everstep.storage.store import Limits
 
 WIRE_VERSION = 2
 MAX_FRAME = 1 << 28
@@ -95,6 +96,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     echo: bool
     """Whether what it prints is shown by the driver."""
     storage_options: dict[str, str] = {}
+    storage_limits: Limits = Limits()
     spool: str = ""
     """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
     fingerprint: str = ""
@@ -142,6 +144,7 @@ class Prepare(ToAgent, frozen=True):
     probe_s: float
     run_folder: str
     storage_options: dict[str, str]
+    storage_limits: Limits
     marker: str
     """An object that the driver has put into the run's storage, and that this host must see."""
 

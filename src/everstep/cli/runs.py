@@ -290,7 +290,7 @@ def show(run: str) -> None:
     lines += [
         ("budget", f"{budget}: {spent} spent{_limit(facts.limits.get(budget))}")
         for budget, spent in history.spent.items()
-    ] or [("budget", "nothing spent")]
+    ] or [("budget", "no recovery so far")]
     metrics = f"{len(history.metrics)} rows"
     if history.metrics:
         metrics += f"; the last: {_metrics(msgspec.msgpack.decode(history.metrics[-1]))}"

@@ -62,6 +62,12 @@ class Deadlines:
 
     A host that lives on then is used again.
     """
+    storage_s: float = 60.0
+    """One operation on a small object in remote storage, retries included."""
+    storage_answer_s: float = 5.0
+    """One request about a small object. Longer than this, and the connection counts as stalled."""
+    storage_piece_s: float = 30.0
+    """The same for a piece of a file."""
     boundary_s: float = 3600.0
     """How long workers that were taken over may train on with the code of before, if they save nothing.
 

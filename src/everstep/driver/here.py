@@ -20,7 +20,7 @@ from everstep.driver import journal
 from everstep.driver.history import History, plain_value, result_of, to_delete
 from everstep.errors import WorkerError, WorkerGroupError
 from everstep.storage import checkpoints as store
-from everstep.storage.store import Store
+from everstep.storage.store import Limits, Store
 
 if TYPE_CHECKING:
     from everstep.driver.run import RunSpec
@@ -71,6 +71,8 @@ class HereLink:
         for folder in to_delete(self._history, self._spec.run.checkpoint_config):
             self._write(journal.Deleted(now, folder))
             self._journal.flush()
+            if self._spec.run.checkpoint_config.delete_external:
+                store.delete_external(self._run, folder, self._spec.run.storage_options)
             store.discard(self._run, folder)
 
     def _write(self, record: journal.AnyRecord) -> None:
@@ -101,6 +103,7 @@ def run_here(spec: RunSpec, name: str, run: Store, log: journal.Journal, history
         all_metrics=False,
         echo=False,
         storage_options=dict(spec.run.storage_options or {}),
+        storage_limits=Limits.of(limits),
     )
     link = HereLink(run, history, log, spec, epoch)
     session = sessions.Session(worker, link)

@@ -15,7 +15,7 @@ from everstep.control.controller import Settings
 from everstep.control.placement import Assignment
 from everstep.driver import payload
 from everstep.engine.base import Ask, Engine
-from everstep.storage.store import Store
+from everstep.storage.store import Limits, Store
 from everstep.topology.slices import HostId
 
 
@@ -86,6 +86,7 @@ class Job:
             self.run.deadlines.probe_s,
             self.store.address(),
             dict(self.run.storage_options or {}),
+            Limits.of(self.run.deadlines),
             self.marker,
         )
 
@@ -122,6 +123,7 @@ class Job:
             all_metrics=self.wants_all_metrics,
             echo=a.rank in self.run.log_ranks,
             storage_options=dict(self.run.storage_options or {}),
+            storage_limits=Limits.of(limits),
             fingerprint=self.fingerprint,
         )
 

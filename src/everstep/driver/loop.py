@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, assert_never
 
 import cloudpickle
@@ -551,6 +552,8 @@ class Driver:
     def _exited(self, host: HostId, message: wire.Exited) -> None:
         key = (message.epoch, message.generation, message.rank)
         self.tails[key] = message
+        if not message.by_us and message.code != 0 and not self._job.store.is_local:
+            self._keep_tail(message)
         stream = self._streams.get(key)
         if stream is None or message.by_us or stream.failed or stream.returned:
             return
@@ -565,6 +568,12 @@ class Driver:
                 failure=failure,
             )
         )
+
+    def _keep_tail(self, message: wire.Exited) -> None:
+        """Logs stay on their host; the end of what a failed rank printed goes where the run lives."""
+        name = Path(message.log_path).relative_to(self._job.logs).as_posix()
+        tail = message.log_tail.encode()
+        self._on_disk(lambda: self._job.store.create(f"logs/{name}", tail), lambda _: None)
 
     def _uploaded(self, message: wire.Uploaded) -> None:
         """An agent finished what its worker could not."""
@@ -670,6 +679,8 @@ class Driver:
 
             def remove(folder: str = folder) -> None:
                 self._journal.flush()
+                if self._job.run.checkpoint_config.delete_external:
+                    store.delete_external(self._job.store, folder, self._job.run.storage_options)
                 store.discard(self._job.store, folder)
 
             self._on_disk(remove, lambda _: None)

@@ -50,7 +50,7 @@ from everstep.errors import (
 from everstep.preemption import PreemptionInfo
 from everstep.storage.folder import make_private
 from everstep.storage.shared import leave_marker
-from everstep.storage.store import Store, open_store, probe
+from everstep.storage.store import Limits, Store, open_store, probe
 
 logger = logging.getLogger("everstep")
 
@@ -75,7 +75,8 @@ class TrainingTerminated(SystemExit):
 def run_training(spec: RunSpec) -> Result:
     """Run it, and give what came of it, or raise what ended it."""
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    run = open_store(spec.run.storage_path, spec.run.storage_options).child(name)
+    limits = Limits.of(spec.run.deadlines)
+    run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
     arguments = payload.pickle_arguments(spec.train_loop_config)
     probe(run)

@@ -258,6 +258,15 @@ def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Form
 # ---------------------------------------------------------------------- letting go
 
 
+def delete_external(run: Store, folder: str, options: Mapping[str, str] | None = None) -> None:
+    """Remove the files that somebody else put elsewhere for this checkpoint: those that were listed when it
+    was reported, and nothing beside them.
+    """
+    manifest = read_manifest(run, folder)
+    if manifest is not None and manifest.external:
+        open_store(manifest.external, options).delete(file.path for file in manifest.files)
+
+
 def discard(run: Store, folder: str) -> None:
     """Remove a checkpoint. Its manifest goes first, so that half of one never looks whole. What Everstep
     didn't put there (``external``) stays.

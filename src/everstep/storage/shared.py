@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 
 from everstep.errors import StorageAccessError
-from everstep.storage.store import Store, open_store
+from everstep.storage.store import Store
 
 FOLDER = ".markers"
 _PATIENCE_S = 3.0
@@ -26,15 +25,14 @@ def leave_marker(run: Store) -> str:
     return marker
 
 
-def look_for_marker(address: str, options: Mapping[str, str], marker: str) -> None:
-    """Raise ``StorageAccessError`` if what is at this address, seen from here, isn't what the driver sees."""
-    run = open_store(address, options)
+def look_for_marker(run: Store, marker: str) -> None:
+    """Raise ``StorageAccessError`` if the run's storage, seen from here, isn't what the driver sees."""
     deadline = time.monotonic() + _PATIENCE_S
     while not run.exists(marker):
         if time.monotonic() > deadline:
             raise StorageAccessError(
-                f"{address} is not the same place here as it is for the driver: {marker}, which the driver "
-                "wrote there, is missing",
+                f"{run.address()} is not the same place here as it is for the driver: {marker}, which the "
+                "driver wrote there, is missing",
                 "use a storage_path that all hosts share: a network folder mounted at the same path "
                 "everywhere, or a bucket (s3://, gs://, az://)",
             )

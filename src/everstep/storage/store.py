@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from everstep.control.deadlines import Deadlines
 from everstep.errors import ConfigError, StorageAccessError, StorageError
 
 REMOTE_SCHEMES = ("s3", "gs", "az", "memory")
@@ -38,16 +39,17 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits of a store, in seconds. Retries happen inside them."""
+    """A store's part of the ``Deadlines``."""
 
-    operation_s: float = 60.0
-    """One operation on a small object, retries included."""
-    answer_s: float = 5.0
-    """One request about a small object. Longer than this, and the connection counts as stalled."""
-    piece_s: float = 30.0
-    """The same for a piece of a file."""
+    operation_s: float = Deadlines.storage_s
+    answer_s: float = Deadlines.storage_answer_s
+    piece_s: float = Deadlines.storage_piece_s
     slowest_rate: float = 1 << 20
     """Bytes a second: a transfer gets ``operation_s`` and as long as its bytes take at this rate."""
+
+    @classmethod
+    def of(cls, deadlines: Deadlines) -> Limits:
+        return cls(deadlines.storage_s, deadlines.storage_answer_s, deadlines.storage_piece_s)
 
     def transfer_s(self, size: int) -> float:
         return self.operation_s + size / self.slowest_rate
