@@ -242,8 +242,7 @@ class Driver:
                 for command in self.controller.handle(self._queue.popleft()):
                     self._carry_out(command)
         except BaseException as error:  # a bug: stop with its cause rather than go on with half a decision
-            self._broken = error
-            self._over.set()
+            self.on_broken(error)
         finally:
             self._pumping = False
 
@@ -321,6 +320,10 @@ class Driver:
     def on_lost(self, host: HostId, failure: Failure) -> None:
         self._prepared.discard(host)
         self.emit(e.HostLost(at=time.monotonic(), host=host, failure=failure))
+
+    def on_broken(self, error: BaseException) -> None:
+        self._broken = error
+        self._over.set()
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
         if self._left is not None:

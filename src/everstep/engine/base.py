@@ -41,6 +41,10 @@ class Sink(Protocol):
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None: ...
 
+    def on_broken(self, error: BaseException) -> None:
+        """The engine itself can't go on: the run ends with this as its cause."""
+        ...
+
 
 class Engine(Protocol):
     """Where hosts come from."""

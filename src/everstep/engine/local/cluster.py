@@ -136,6 +136,8 @@ class LocalCluster:
     def _start_host(self, slice_name: str, index: int) -> str:
         host = f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
         folder = self.folder / host
+        # A process that was killed while it started this host may have left half of one.
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         me = os.getpid()

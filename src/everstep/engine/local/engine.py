@@ -135,6 +135,8 @@ class LocalEngine:
         if not self.links:
             await self._look()  # the first look has started a host
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self.hearing.run())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def close(self, *, keep_hosts: bool) -> None:
         for task in self._tasks:
@@ -144,6 +146,12 @@ class LocalEngine:
             link.close()
         if self._own is not None and not keep_hosts:
             await asyncio.get_running_loop().run_in_executor(None, self._own.close)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug, or a machine on which nothing can be started any more: who would notice hosts now?"""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.sink.on_broken(error)
 
     # ------------------------------------------------------------------ finding hosts
 

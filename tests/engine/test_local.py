@@ -1,0 +1,44 @@
+"""Hosts on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep import ControllerError, RunConfig, ScalingConfig, Trainer
+from everstep.engine.local.engine import LocalEngine
+from everstep.testing import LocalCluster
+
+
+def test_what_a_killed_process_left_of_a_host_does_not_stop_the_next(tmp_path: Path) -> None:
+    half = tmp_path / "slice-0-host"
+    half.mkdir()
+    (half / "agent.log").touch()
+    with LocalCluster(slices=1, folder=tmp_path) as cluster:
+        assert list(cluster.hosts) == ["slice-0-host"]
+
+
+class Blinded(LocalEngine):
+    """Its watch over the hosts breaks, after the workers have started."""
+
+    async def _look(self) -> None:
+        await super()._look()
+        if any(link.run for link in self.links.values()):
+            raise OSError("too many open files")
+
+
+def test_an_engine_that_can_not_go_on_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    def wait_for_ever() -> None:
+        import threading
+
+        threading.Event().wait()
+
+    trainer = Trainer(
+        wait_for_ever,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+        engine=Blinded(),
+    )
+    with pytest.raises(ControllerError, match="too many open files"):
+        trainer.fit()
