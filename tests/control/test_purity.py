@@ -17,6 +17,7 @@ ALLOWED = {
     "enum",
     "everstep.control",
     "everstep.topology",
+    "functools",
     "msgspec",
     "re",
     "typing",

@@ -212,6 +212,46 @@ def test_a_host_that_goes_early_spends_the_preemption_budget() -> None:
     assert hands.brain.phase is Phase.RUNNING
 
 
+def test_a_notice_that_an_earlier_driver_heard_still_counts_when_its_machine_is_gone_before_it_says_so() -> (
+    None
+):
+    before = Hands(fixed(2), views("a", "b", "c"))
+    before.notice("b.0", 60.0)
+    seen = before.last(c.PreemptionSeen)
+    assert seen.hosts == ("b.0",)
+    places = tuple(before.places[rank] for rank in sorted(before.places))
+    opened = e.RunOpened(
+        at=0.0,
+        last_epoch=1,
+        notices=(e.Notice("b", -1.0, seen.hosts),),  # the deadline passed while no driver lived
+        adopted=e.Adopted(1, places, ((0, 0),)),
+    )
+    hands = Hands(fixed(2), views("a", "b", "c"), opened)
+    hands.lose("b.0")
+    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+
+
+def test_an_earlier_drivers_notice_is_not_about_machines_that_came_since_nor_kept_forever() -> None:
+    old = e.Notice("b", 100.0, ("b.gone",))
+    hands = Hands(fixed(2), views("a", "b", "c"), e.RunOpened(at=0.0, notices=(old,)))
+    assert hands.brain.run.fleet.held == {"a", "b"}
+    long_past = e.Notice("b", -1000.0, ("b.0",))
+    hands = Hands(fixed(2), views("a", "b", "c"), e.RunOpened(at=0.0, notices=(long_past,)))
+    assert hands.last(c.PreemptionSeen).deadline is None
+    assert hands.brain.run.fleet.held == {"a", "b"}
+
+
+def test_a_notice_may_come_before_the_engine_lists_its_machine() -> None:
+    hands = Hands(fixed(1, max_failures=1), views("a"))
+    hands.notice("b.0", 60.0)
+    assert hands.all(c.PreemptionSeen) == []
+    hands.hosts |= {host.id: host for host in views("b", "c")}
+    hands.capacity()
+    assert hands.last(c.PreemptionSeen).slice == "b"
+    hands.lose("a.0")
+    assert hands.brain.run.fleet.held == {"c"}
+
+
 def test_a_broken_collective_seen_before_the_preempted_host_is_gone_spends_the_preemption_budget() -> None:
     hands = Hands(fixed(2), views("a", "b", "c"))
     hands.notice("b.0", 60.0)

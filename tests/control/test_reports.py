@@ -192,4 +192,41 @@ def test_a_commit_that_failed_is_not_the_newest() -> None:
     checkpoints.begin(ref("new", 2))
     assert checkpoints.failed("new")
     assert not checkpoints.under_way()
-    assert checkpoints.newest == ref("old", 1)
+    assert checkpoints.newest is not None
+    assert checkpoints.newest.folder == "old"
+
+
+def test_a_later_driver_agrees_on_the_newest_though_commits_ended_late_and_others_were_let_go() -> None:
+    live = Checkpoints()
+    slow = live.begin(ref("slow", 1, group=1))
+    for index in (2, 3):
+        live.begin(ref(f"quick{index}", index, group=1))
+    last = live.begin(ref("last", 3, group=0))
+    for folder in ("quick2", "quick3", "last", "slow"):
+        live.committed(folder)
+    for folder in ("quick2", "quick3"):
+        live.forget(folder)
+    assert live.newest == last
+    assert Checkpoints((last, slow)).newest == last
+
+
+def test_what_an_incarnation_has_committed_is_known_also_once_it_was_let_go() -> None:
+    gone = ref("gone", 7, group=2)
+    checkpoints = Checkpoints((ref("kept", 3, group=1),), let_go=(gone,))
+    assert checkpoints.highest(1, 2, 0) == 7
+    assert checkpoints.newest is not None
+    assert checkpoints.newest.folder == "kept"
+
+
+def test_when_the_newest_is_damaged_the_next_is_whichever_is_left_also_one_that_never_was_the_newest() -> (
+    None
+):
+    checkpoints = Checkpoints()
+    for begun in (ref("late", 1), ref("first", 2), ref("second", 3)):
+        checkpoints.begin(begun)
+    for folder in ("first", "second", "late"):
+        checkpoints.committed(folder)
+    checkpoints.forget("first")
+    checkpoints.forget("second")
+    assert checkpoints.newest is not None
+    assert checkpoints.newest.folder == "late"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from everstep.control.events import CheckpointRef
 
 
@@ -14,27 +16,34 @@ class Checkpoints:
     incarnations of one (whose count begins anew), it is the one that was complete later.
     """
 
-    def __init__(self, committed: Iterable[CheckpointRef] = ()) -> None:
+    def __init__(self, committed: Iterable[CheckpointRef] = (), let_go: Iterable[CheckpointRef] = ()) -> None:
         self.newest: CheckpointRef | None = None
-        self._committing: dict[str, tuple[int, CheckpointRef]] = {}
-        self._line: list[CheckpointRef] = []
-        """Those that were the newest, in that order; the last of them is."""
+        self._committing: dict[str, CheckpointRef] = {}
+        self._kept: dict[str, CheckpointRef] = {}
+        """Those that can be restored, by folder."""
         self._newest_order = 0
-        self._next_order = 0
+        """The highest order of the newest's incarnation."""
+        self._last_order = 0
         self._highest: dict[tuple[int, int, int], int] = {}
         for ref in committed:
             self.begin(ref)
             self.committed(ref.folder)
+        for ref in let_go:
+            self._last_order = max(self._last_order, ref.order)
+            self._highest[_incarnation(ref)] = max(ref.index, self.highest(*_incarnation(ref)))
 
-    def begin(self, ref: CheckpointRef) -> None:
-        self._next_order += 1
-        self._committing[ref.folder] = (self._next_order, ref)
+    def begin(self, ref: CheckpointRef) -> CheckpointRef:
+        """It is complete, and is being committed. Returns it with its order."""
+        self._last_order = max(self._last_order + 1, ref.order)
+        ref = msgspec.structs.replace(ref, order=ref.order or self._last_order)
+        self._committing[ref.folder] = ref
+        return ref
 
     def committed(self, folder: str) -> CheckpointRef | None:
         """The answer to a commit of ours; None if there was none."""
-        order, ref = self._committing.pop(folder, (0, None))
+        ref = self._committing.pop(folder, None)
         if ref is not None:
-            self._add(order, ref)
+            self._add(ref)
         return ref
 
     def failed(self, folder: str) -> bool:
@@ -42,7 +51,7 @@ class Checkpoints:
 
     def under_way(self, groups: Collection[int] | None = None) -> bool:
         """Whether a commit of these groups, or of any, has not been answered."""
-        return any(groups is None or ref.group in groups for _, ref in self._committing.values())
+        return any(groups is None or ref.group in groups for ref in self._committing.values())
 
     def highest(self, epoch: int, group: int, generation: int) -> int:
         """The highest committed index of that incarnation."""
@@ -53,26 +62,37 @@ class Checkpoints:
         newest = self.newest
         return max(0, index - (newest.index if newest is not None and newest.epoch == epoch else 0))
 
-    def _add(self, order: int, ref: CheckpointRef) -> None:
+    def _add(self, ref: CheckpointRef) -> None:
         key = _incarnation(ref)
-        if ref.index <= self._highest.get(key, 0):
-            return
-        self._highest[key] = ref.index
+        self._kept[ref.folder] = ref
+        if ref.index > self._highest.get(key, 0):
+            self._highest[key] = ref.index
+            self._compare(ref)
+
+    def _compare(self, ref: CheckpointRef) -> None:
         newest = self.newest
-        if (
+        if newest is not None and _incarnation(ref) == _incarnation(newest):
+            self._newest_order = max(ref.order, self._newest_order)
+            if ref.index > newest.index:
+                self.newest = ref
+        elif (
             newest is None
             or ref.epoch > newest.epoch
-            or key == _incarnation(newest)
-            or (ref.epoch == newest.epoch and order > self._newest_order)
+            or (ref.epoch == newest.epoch and ref.order > self._newest_order)
         ):
             self.newest = ref
-            self._line.append(ref)
-            self._newest_order = max(order, self._newest_order)
+            self._newest_order = ref.order
 
     def forget(self, folder: str) -> None:
-        """It can't be restored, or was let go. If it was the newest, the one before it is that again."""
-        self._line = [ref for ref in self._line if ref.folder != folder]
-        self.newest = self._line[-1] if self._line else None
+        """It can't be restored, or was let go. If it was the newest, the newest of those left is that now."""
+        self._kept.pop(folder, None)
+        if self.newest is not None and self.newest.folder == folder:
+            self.newest = None
+            seen: dict[tuple[int, int, int], int] = {}
+            for ref in sorted(self._kept.values(), key=lambda ref: ref.order):
+                if ref.index > seen.get(_incarnation(ref), 0):
+                    seen[_incarnation(ref)] = ref.index
+                    self._compare(ref)
 
 
 def _incarnation(ref: CheckpointRef) -> tuple[int, int, int]:

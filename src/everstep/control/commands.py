@@ -135,6 +135,8 @@ class CommitCheckpoint(Command, frozen=True):
     group: int
     generation: int
     checkpoint: Ready
+    order: int = 0
+    """Kept with the record, so that a later driver knows which is the newest."""
 
 
 class DiscardCheckpoint(Command, frozen=True):
@@ -250,6 +252,8 @@ class PreemptionSeen(Record, frozen=True, tag="preemption"):
     slice: SliceName
     deadline: float | None
     """None: the notice was cancelled."""
+    hosts: tuple[HostId, ...] = ()
+    """The machines that it is about."""
 
 
 AnyCommand = (

@@ -68,6 +68,11 @@ class Controller:
 
     def _dispatch(self, event: e.AnyEvent) -> None:
         match event:
+            # What comes most often is looked for first.
+            case e.Reported():
+                self._reported(event)
+            case e.TimerFired():
+                self._timer_fired(event)
             case e.RunOpened():
                 self._open(event)
             case e.LeaseLost():
@@ -99,8 +104,6 @@ class Controller:
                 self._worker_failed(event)
             case e.WorkerReturned():
                 self._worker_returned(event)
-            case e.Reported():
-                self._reported(event)
             case e.UploadFailed():
                 self._upload_failed(event)
             case e.WorkersGone():
@@ -111,8 +114,6 @@ class Controller:
                 self.run.checkpoints.forget(event.folder)
             case e.CommitFailed():
                 self._commit_failed(event)
-            case e.TimerFired():
-                self._timer_fired(event)
             case _:
                 assert_never(event)
 
@@ -122,9 +123,12 @@ class Controller:
         run = self.run
         assert run.phase is Phase.NEW, "a run is opened once"
         run.epoch = event.last_epoch
-        run.checkpoints = Checkpoints(event.checkpoints)
+        run.checkpoints = Checkpoints(event.checkpoints, event.let_go)
         for budget, spent in event.spent:
             run.budgets.spent[budget] = spent
+        if event.notices:
+            used = {a.slice for a in event.adopted.assignments} if event.adopted is not None else ()
+            run.relocation.recall(event.notices, used, event.at)
         run.do(c.RequestCapacity(self.settings.workers_max))
         if event.adopted is not None:
             self._adopt(event.adopted, event.at)
@@ -167,6 +171,7 @@ class Controller:
     def _capacity_changed(self, event: e.CapacityChanged) -> None:
         run, at = self.run, event.at
         lost = run.fleet.learn(event.hosts)
+        run.relocation.listed(at)
         if run.phase is Phase.NEW:
             return
         for view in lost:
@@ -343,14 +348,11 @@ class Controller:
             self._recovery.failed(Failure(Kind.PREEMPTED, at, message, host=host), going, at)
 
     def _preemption_notice(self, event: e.PreemptionNotice) -> None:
-        view = self.run.fleet.hosts.get(event.host)
-        if view is not None and view.alive:
-            self.run.relocation.noticed(event.host, event.deadline, event.at)
-            self._reconsider(event.at)
+        self.run.relocation.noticed(event.host, event.deadline, event.at)
+        self._reconsider(event.at)
 
     def _notice_cancelled(self, event: e.NoticeCancelled) -> None:
-        view = self.run.fleet.hosts.get(event.host)
-        if view is not None and self.run.relocation.cancelled(view.slice, event.at):
+        if self.run.relocation.host_cancelled(event.host, event.at):
             self._reconsider(event.at)
 
     # ------------------------------------------------------------------ timers

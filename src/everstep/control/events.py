@@ -31,6 +31,16 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     index: int
     group: int = 0
     generation: int = 0
+    order: int = 0
+    """The how-many-th of the run to be complete; commits may end in another order. 0: not told."""
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """These machines of a slice will be taken away: what the journal keeps of a preemption notice."""
+
+    slice: SliceName
+    deadline: float
+    hosts: tuple[HostId, ...]
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -63,7 +73,15 @@ class RunOpened(Event, frozen=True, kw_only=True):
     """The highest that was ever begun (``PhaseChanged.epoch``), whether or not its workers got to train."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """In the order in which they were committed."""
+    let_go: tuple[CheckpointRef, ...] = ()
+    """The newest of those that were committed and are gone, of each incarnation of a group: what an agent
+    tells of them again has been dealt with.
+    """
     spent: tuple[tuple[Budget, int], ...] = ()
+    notices: tuple[Notice, ...] = ()
+    """Those that an earlier driver heard, by this driver's clock: a machine may be gone before it can say so
+    again.
+    """
     adopted: Adopted | None = None
 
 
@@ -256,6 +274,7 @@ __all__ = [
     "HostPrepared",
     "HostUnprepared",
     "LeaseLost",
+    "Notice",
     "NoticeCancelled",
     "PreemptionNotice",
     "Reported",

@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.control import commands as c
 from everstep.control.budgets import Suspects
-from everstep.control.events import TimerName
+from everstep.control.events import Notice, TimerName
 from everstep.control.placement import Assignment, Placement, move_slices, plan
 from everstep.control.settings import Settings
 from everstep.topology.slices import HostId, HostView, SliceName, describe_shortage, whole_slices
@@ -62,10 +62,13 @@ class Fleet:
         self.hosts[host] = msgspec.structs.replace(view, alive=False)
         return view
 
-    def notice(self, name: SliceName, deadline: float) -> None:
-        """The machines that are in this slice now will be taken away."""
-        self.noticed[name] = deadline
-        self._noticed_hosts[name] = frozenset(h.id for h in self.hosts.values() if h.slice == name)
+    def notice(self, notice: Notice) -> None:
+        self.noticed[notice.slice] = notice.deadline
+        self._noticed_hosts[notice.slice] = frozenset(notice.hosts)
+
+    def machines(self, name: SliceName) -> tuple[HostId, ...]:
+        """Those that are in this slice now."""
+        return tuple(sorted(host.id for host in self.hosts.values() if host.slice == name))
 
     def deadline_of(self, host: HostId) -> float | None:
         """Until when this machine stays, if it has a notice."""

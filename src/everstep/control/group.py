@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from functools import cached_property
 
 from everstep.control.placement import Assignment
 from everstep.control.reports import ReportBook
@@ -32,14 +33,22 @@ class Group:
     def finished(self) -> bool:
         return self.returned == self.ranks
 
-    def hosts(self) -> frozenset[HostId]:
-        return frozenset(member.host for member in self.members.values())
+    @cached_property
+    def _by_host(self) -> dict[HostId, frozenset[int]]:
+        return _ranks_by((member.host, rank) for rank, member in self.members.items())
 
-    def slices(self) -> frozenset[SliceName]:
-        return frozenset(member.slice for member in self.members.values())
+    @cached_property
+    def _by_slice(self) -> dict[SliceName, frozenset[int]]:
+        return _ranks_by((member.slice, rank) for rank, member in self.members.items())
+
+    def hosts(self) -> Set[HostId]:
+        return self._by_host.keys()
+
+    def slices(self) -> Set[SliceName]:
+        return self._by_slice.keys()
 
     def ranks_on(self, host: HostId) -> frozenset[int]:
-        return frozenset(rank for rank, member in self.members.items() if member.host == host)
+        return self._by_host.get(host, _NOBODY)
 
     def left_on(self, host: HostId) -> frozenset[int]:
         """The ranks on this host whose process may still run."""
@@ -47,4 +56,14 @@ class Group:
 
     def trains_in(self, name: SliceName) -> bool:
         """Whether a rank in this slice has not returned yet."""
-        return any(m.slice == name and rank not in self.returned for rank, m in self.members.items())
+        return not self._by_slice.get(name, _NOBODY) <= self.returned
+
+
+_NOBODY: frozenset[int] = frozenset()
+
+
+def _ranks_by(places: Iterable[tuple[str, int]]) -> dict[str, frozenset[int]]:
+    found: dict[str, set[int]] = {}
+    for key, rank in places:
+        found.setdefault(key, set()).add(rank)
+    return {key: frozenset(ranks) for key, ranks in found.items()}

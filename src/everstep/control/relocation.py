@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from everstep.control import commands as c
 from everstep.control.budgets import Backoff
 from everstep.control.commands import AskReason
-from everstep.control.events import TimerName
+from everstep.control.events import Notice, TimerName
 from everstep.control.fleet import Fleet
 from everstep.control.group import Group
 from everstep.control.settings import Settings
@@ -49,6 +49,8 @@ class Relocation:
         """The workers were taken over from an earlier driver, and run other code than this one has."""
         self._do = do
         self._next_key = next_key
+        self._unlisted: dict[HostId, float] = {}
+        """Deadlines of machines that the engine has not listed yet."""
         self._grow_from = 0.0
         self._refuge_from = 0.0
         self._backoff = Backoff(settings.deadlines)
@@ -216,12 +218,41 @@ class Relocation:
 
     def noticed(self, host: HostId, deadline: float, at: float) -> None:
         """One host of a slice noticed means the whole slice; the earliest deadline counts."""
-        name = self.fleet.hosts[host].slice
+        view = self.fleet.hosts.get(host)
+        if view is None:  # the word of it has overtaken that of its machine
+            self._unlisted[host] = deadline
+            return
+        if not view.alive:
+            return
+        name = view.slice
         known = self.fleet.deadline_of(host)
         if known is None or deadline < known:
-            self.fleet.notice(name, deadline)
-            self._do(c.PreemptionSeen(at, name, deadline))
+            hosts = self.fleet.machines(name)
+            self.fleet.notice(Notice(name, deadline, hosts))
+            self._do(c.PreemptionSeen(at, name, deadline, hosts))
             self._set_alarm(at)
+
+    def listed(self, at: float) -> None:
+        """Machines have become known: notices for them may have come before."""
+        for host, deadline in list(self._unlisted.items()):
+            over = at >= deadline + self.settings.deadlines.notice_s
+            if over or host in self.fleet.hosts:
+                del self._unlisted[host]
+                if not over:
+                    self.noticed(host, deadline, at)
+
+    def recall(self, notices: Collection[Notice], used: Collection[SliceName], at: float) -> None:
+        """What an earlier driver was told still counts, of machines that are there or that workers are on."""
+        for notice in notices:
+            if notice.slice in used or any(map(self.fleet.alive, notice.hosts)):
+                self.fleet.notice(notice)
+        self.alarm(at)
+
+    def host_cancelled(self, host: HostId, at: float) -> bool:
+        """The notice of this machine, and so of its slice, was taken back. False: there was none."""
+        self._unlisted.pop(host, None)
+        view = self.fleet.hosts.get(host)
+        return view is not None and self.cancelled(view.slice, at)
 
     def cancelled(self, name: SliceName, at: float) -> bool:
         if self.fleet.noticed.pop(name, None) is None:

@@ -38,6 +38,9 @@ class Settled(msgspec.Struct, frozen=True):
     """Folders of those that lack a part for good."""
 
 
+_NOTHING = Settled()
+
+
 class ReportBook:
     """Reports of one incarnation of one group: what each rank brought, and what is still missing."""
 
@@ -127,6 +130,8 @@ class ReportBook:
         return self._upto[rank] >= index or rank in self._returned
 
     def _collect(self) -> Settled:
+        if not self._pending and not self._spoilt:
+            return _NOTHING
         ready, garbage = [], []
         for index in sorted(self._pending.keys() | self._spoilt):
             if not all(self._settled(rank, index) for rank in self._ranks):

@@ -102,11 +102,10 @@ class Run:
     def settle(self, group: Group, settled: Settled) -> None:
         """Commit what is complete, throw away what never will be."""
         for checkpoint in settled.ready:
-            ref = CheckpointRef(
-                checkpoint.folder, self.epoch, checkpoint.index, group.number, group.generation
+            ref = self.checkpoints.begin(
+                CheckpointRef(checkpoint.folder, self.epoch, checkpoint.index, group.number, group.generation)
             )
-            self.checkpoints.begin(ref)
-            self.do(c.CommitCheckpoint(self.epoch, group.number, group.generation, checkpoint))
+            self.do(c.CommitCheckpoint(self.epoch, ref.group, ref.generation, checkpoint, ref.order))
         for folder in settled.garbage:
             self.do(c.DiscardCheckpoint(folder))
 
@@ -154,6 +153,8 @@ class Run:
     # ------------------------------------------------------------------ what is always true
 
     def assert_invariants(self) -> None:
+        if not self.restarts:
+            return
         full = [restart for restart in self.restarts if restart.full]
         if full:
             assert len(self.restarts) == 1, "a full restart stands alone"

@@ -13,8 +13,9 @@ import msgspec
 
 from everstep.checkpoint import Checkpoint, Result
 from everstep.config import CheckpointConfig
-from everstep.control.commands import GroupStarted, PhaseChanged, RecoveryDecided
-from everstep.control.events import CheckpointRef
+from everstep.control.checkpoints import Checkpoints
+from everstep.control.commands import GroupStarted, PhaseChanged, PreemptionSeen, RecoveryDecided
+from everstep.control.events import CheckpointRef, Notice
 from everstep.control.failures import Budget
 from everstep.driver import journal
 from everstep.engine.local.cluster import runtime_folder
@@ -42,6 +43,8 @@ class History:
     """In the order in which they were committed."""
     damaged: set[str] = field(default_factory=set)
     """Checkpoints that can't be restored; left for the user to look at."""
+    let_go: dict[tuple[int, int, int], CheckpointRef] = field(default_factory=dict)
+    """The newest that are gone, by (epoch, replica group, generation)."""
     metrics: list[msgspec.Raw] = field(default_factory=list)
     owner: journal.Owner | None = None
     """Who had it last."""
@@ -55,6 +58,10 @@ class History:
     """The fewest and the most that were asked for."""
     spent: dict[Budget, int] = field(default_factory=dict)
     """Of the budgets, since the run was last started (not taken over)."""
+    notices: dict[str, Notice] = field(default_factory=dict)
+    """Preemption notices that were not taken back, by slice; deadlines in UNIX time."""
+    _wall_ahead: float = 0.0
+    """From the clock of the driver that wrote a record to UNIX time."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
     _rows: dict[int, int] = field(default_factory=dict)
     """How many of ``metrics`` belong to an epoch."""
@@ -72,6 +79,7 @@ class History:
             case journal.Opened():
                 self.lease, self.owner = record.lease, record.owner
                 self.outcome = ""
+                self._wall_ahead = record.wall - record.at
                 self.fingerprint, self.config = record.fingerprint, record.config
                 self.workers = (record.workers_min, record.workers_max)
                 self.spent, self._spent_before = {}, self.spent
@@ -79,16 +87,16 @@ class History:
                 self.spent = self._spent_before
             case journal.Committed():
                 ref = CheckpointRef(
-                    record.folder, record.epoch, record.index, record.group, record.generation
+                    record.folder, record.epoch, record.index, record.group, record.generation, record.order
                 )
                 self.checkpoints[record.folder] = Kept(
                     ref, msgspec.msgpack.decode(record.metrics), record.external
                 )
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case journal.Deleted():
-                self.checkpoints.pop(record.folder, None)
+                self._let_go(record.folder)
             case journal.Damaged():
-                self.checkpoints.pop(record.folder, None)
+                self._let_go(record.folder)
                 self.damaged.add(record.folder)
             case journal.Metrics():
                 self.metrics.extend(record.rows)
@@ -100,8 +108,28 @@ class History:
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case RecoveryDecided():
                 self.spent[Budget(record.budget)] = record.spent
+            case PreemptionSeen():
+                self.notices.pop(record.slice, None)
+                if record.deadline is not None:
+                    deadline = record.deadline + self._wall_ahead
+                    self.notices[record.slice] = Notice(record.slice, deadline, record.hosts)
             case _:
                 pass
+
+    def _let_go(self, folder: str) -> None:
+        kept = self.checkpoints.pop(folder, None)
+        if kept is not None:
+            incarnation = (kept.ref.epoch, kept.ref.group, kept.ref.generation)
+            before = self.let_go.get(incarnation)
+            if before is None or before.index < kept.ref.index:
+                self.let_go[incarnation] = kept.ref
+
+    def notices_by(self, wall_ahead: float) -> tuple[Notice, ...]:
+        """The notices that stand, by a clock that UNIX time is so far ahead of."""
+        return tuple(
+            Notice(notice.slice, notice.deadline - wall_ahead, notice.hosts)
+            for notice in self.notices.values()
+        )
 
     def epoch_rows(self, epoch: int) -> list[msgspec.Raw]:
         """Rank 0's reports of an epoch, if it is the last that has any."""
@@ -110,7 +138,9 @@ class History:
 
     @property
     def newest(self) -> Kept | None:
-        return max(self.checkpoints.values(), key=lambda k: (k.ref.epoch, k.ref.index), default=None)
+        """By the brain's own rule."""
+        newest = Checkpoints(kept.ref for kept in self.checkpoints.values()).newest
+        return self.checkpoints[newest.folder] if newest is not None else None
 
 
 def read_history(run: Store) -> History:

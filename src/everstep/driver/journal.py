@@ -97,6 +97,7 @@ class Committed(Entry, frozen=True):
     external: str | None
     group: int = 0
     generation: int = 0
+    order: int = 0
 
 
 class Deleted(Entry, frozen=True):

@@ -132,7 +132,9 @@ class Driver:
                     at=time.monotonic(),
                     last_epoch=self._history.last_epoch,
                     checkpoints=tuple(k.ref for k in self._history.checkpoints.values()),
+                    let_go=tuple(self._history.let_go.values()),
                     spent=tuple(self._history.spent.items()) if left is not None else (),
+                    notices=self._history.notices_by(time.time() - time.monotonic()),
                     adopted=left.adopted() if left is not None else None,
                 )
             )
@@ -664,6 +666,7 @@ class Driver:
                         outcome.external,
                         command.group,
                         command.generation,
+                        command.order,
                     )
                 )
                 self._on_disk(self._journal.flush, lambda _: None)

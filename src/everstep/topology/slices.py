@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -17,6 +18,7 @@ SliceName = str
 _DIGITS = re.compile(r"([0-9]+)")
 
 
+@lru_cache(maxsize=1 << 18)
 def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
     """Sort key under which ``slice-2`` comes before ``slice-10``. Different names never compare equal."""
     parts = _DIGITS.split(name)  # text and numbers alternate, beginning with text
