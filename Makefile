@@ -4,7 +4,7 @@
 RUN := .venv/bin/python
 SRC := src tests examples bench
 
-.PHONY: help setup setup-demo demo test check format bench soak clean
+.PHONY: help setup setup-demo demo test check format bench sim soak clean
 
 help:
 	@echo "make demo     train a small model, break it in three ways, watch it recover"
@@ -12,6 +12,7 @@ help:
 	@echo "make check    lint, types, import rules"
 	@echo "make format   format the code"
 	@echo "make bench    measure, beside Ray Train"
+	@echo "make sim      a million fresh schedules of faults, simulated, on all cores (ARGS='--schedules 50000')"
 	@echo "make soak     hours of faults"
 	@echo "make setup    only make .venv"
 
@@ -39,6 +40,9 @@ format: setup
 
 bench: setup
 	$(RUN) -m bench $(ARGS)
+
+sim: setup-demo
+	.venv/bin/everstep sim-check --schedules 1000000 $(ARGS)
 
 soak: setup
 	$(RUN) -m pytest -m soak --timeout=0 $(ARGS)

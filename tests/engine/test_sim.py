@@ -1,74 +1,125 @@
-"""Schedules of faults in virtual time, with what must always hold checked after every event.
-
-``EVERSTEP_SIM_SEED=1234`` replays one; ``EVERSTEP_SIM_SECONDS`` says how long fresh ones are tried.
-"""
+"""Schedules of faults in virtual time, with what must always hold checked after every event."""
 
 from __future__ import annotations
 
 import os
 import random
-import time
-from collections import Counter
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from everstep.control.commands import Outcome, Rung
-from everstep.control.table import TRANSITIONS, Phase
+from everstep.engine.sim import coverage
 from everstep.engine.sim.clock import Channel, Clock
-from everstep.engine.sim.invariants import Violation
-from everstep.engine.sim.run import Finding, simulate
+from everstep.engine.sim.hunt import hunt, try_seeds
+from everstep.engine.sim.plants import PLANTS, planted
+from everstep.engine.sim.run import Finding, run_seed
+from everstep.engine.sim.scenario import Family
+from everstep.engine.sim.shrink import shrink
 
-FIXED = range(1500)
+DOCS = Path(__file__).parents[2] / "docs"
+FIXED = 1500
+FRESH = 20_000
+CORES = os.cpu_count() or 1
 
 
 def test_a_fixed_set_of_schedules_holds_and_takes_every_transition_and_every_rung() -> None:
-    transitions: Counter[tuple[Phase, Phase]] = Counter()
-    rungs: Counter[Rung] = Counter()
-    outcomes: Counter[Outcome] = Counter()
-    for seed in FIXED:
-        result = simulate(seed)
-        transitions += result.transitions
-        rungs += result.rungs
-        outcomes[result.outcome] += 1
-    never = {f"{a} → {b}" for a, b in TRANSITIONS if not transitions[(a, b)]}
-    assert never == set()
-    assert set(rungs) == set(Rung) - {Rung.WAIT, Rung.FAIL}
-    assert set(outcomes) == {Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED}
+    tally = hunt(0, FIXED, jobs=CORES)
+    assert not tally.violations, "\n".join(found.what for found in tally.found.values())
+    assert tally.never_taken == []
+    assert set(tally.rungs) == set(Rung)
+    assert set(tally.outcomes) == {Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED}
 
 
-@pytest.mark.soak
 def test_fresh_schedules_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = os.environ.get("EVERSTEP_SIM_SEED")
-    if chosen is not None:
-        print(simulate(int(chosen)).story.text())
-        return
     first = random.SystemRandom().randrange(10**6, 10**9)
-    until = time.monotonic() + float(os.environ.get("EVERSTEP_SIM_SECONDS", "12"))
-    began, seed = time.monotonic(), first
-    while time.monotonic() < until:
-        simulate(seed)
-        seed += 1
-    speed = (seed - first) / (time.monotonic() - began)
     with capsys.disabled():
-        print(f"\n{seed - first} fresh schedules from seed {first}: {speed:.0f} a second")
+        print(f"\n{FRESH:,} fresh schedules from seed {first}", end="", flush=True)
+        tally = hunt(first, FRESH, jobs=CORES)
+        print(f": {tally.schedules / tally.seconds:.0f} a second", flush=True)
+    told = [
+        f"seed {found.seed}: {found.what}\n{found.scenario}\n{found.story}" for found in tally.found.values()
+    ]
+    assert not tally.violations, "\n".join(told)
 
 
-@pytest.mark.parametrize("seed", [3, 77, 1044])
-def test_the_same_seed_tells_the_same_story_byte_for_byte(seed: int) -> None:
-    assert simulate(seed).story.text() == simulate(seed).story.text()
+# ---------------------------------------------------------------------- known mistakes
 
 
-def test_a_finding_names_its_seed_its_story_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from everstep.engine.sim import invariants
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    tally = try_seeds(3_000_000, 10_000, name, stop=True)
+    assert tally.violations == 1
+    [found] = tally.found.values()
+    assert found.faults <= found.faults_at_first
 
-    def broken(self: object) -> None:
-        raise Violation("something does not hold")
 
-    monkeypatch.setattr(invariants.Invariants, "at_rest", broken)
-    with pytest.raises(Finding, match="seed 5: Violation: something does not hold") as found:
-        simulate(5)
-    assert "EndRun" in str(found.value)
-    assert "python -m everstep.engine.sim.run --seed 5 --story" in str(found.value)
+def test_a_plant_leaves_the_brain_as_it_was() -> None:
+    [found] = try_seeds(3_000_000, 10_000, "no-backoff", stop=True).found.values()
+    assert run_seed(found.seed).events > 0
+
+
+def test_what_is_found_is_shrunk_to_something_that_still_fails() -> None:
+    with planted(PLANTS["sparse-ranks"]):
+        seed = next(seed for seed in range(10_000) if _finding(seed) is not None)
+        finding = _finding(seed)
+        assert finding is not None
+        short = shrink(finding)
+    assert short.what == "9: ranks are dense"
+    assert len(short.scenario.strikes) <= len(finding.scenario.strikes)
+    assert len(short.story.lines) <= len(finding.story.lines)
+    assert "StartWorkers" in short.story.text()
+
+
+def _finding(seed: int) -> Finding | None:
+    try:
+        run_seed(seed)
+    except Finding as finding:
+        return finding
+    return None
+
+
+# ---------------------------------------------------------------------- which fault leads where
+
+
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.name.lower())
+def test_each_fault_reaches_every_rung_that_it_can_and_no_other(family: Family) -> None:
+    expected, why_not_the_others = coverage.REACHES[family]
+    assert why_not_the_others
+    assert coverage.reached(family, 0, most=3000 if expected else 150) == expected
+
+
+def test_the_page_about_it_is_up_to_date() -> None:
+    assert (DOCS / "fault-coverage.md").read_text() == coverage.page()
+
+
+# ---------------------------------------------------------------------- the same again
+
+DIGEST = """
+import hashlib
+from everstep.engine.sim.run import run_seed
+digest = hashlib.sha256()
+for seed in range(40, 140):
+    result = run_seed(seed)
+    digest.update(result.journal() + result.story.text().encode())
+print(digest.hexdigest())
+"""
+
+
+def test_the_same_seed_gives_the_same_journal_byte_for_byte_in_every_process() -> None:
+    digests = set()
+    for hash_seed in ("0", "1", "4242"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = subprocess.run(
+            [sys.executable, "-c", DIGEST], env=env, capture_output=True, text=True, check=True
+        )
+        digests.add(ran.stdout)
+    assert len(digests) == 1
+
+
+# ---------------------------------------------------------------------- time
 
 
 def test_things_happen_in_the_order_of_their_time_and_then_of_their_making() -> None:
@@ -76,8 +127,7 @@ def test_things_happen_in_the_order_of_their_time_and_then_of_their_making() -> 
     happened: list[str] = []
     for when, what in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         clock.at(when, lambda what=what: happened.append(what))  # type: ignore[misc]
-    while clock.step(10.0):
-        pass
+    assert clock.run(10.0) == 3
     assert happened == ["a", "b", "c"]
     assert clock.now == 10.0
 
@@ -88,6 +138,5 @@ def test_a_channel_is_late_but_keeps_its_order() -> None:
     heard: list[int] = []
     for number, latency in enumerate((5.0, 0.1, 1.0)):
         channel.send(latency, lambda number=number: heard.append(number))  # type: ignore[misc]
-    while clock.step(10.0):
-        pass
+    clock.run(10.0)
     assert heard == [0, 1, 2]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everstep import __version__
-from everstep.cli import runs
+from everstep.cli import runs, simulation
 
 if TYPE_CHECKING:
     from everstep.driver.registry import LiveRun
@@ -24,7 +24,7 @@ def main() -> None:
     """Everstep keeps distributed training running."""
 
 
-for command in runs.COMMANDS:
+for command in (*runs.COMMANDS, *simulation.COMMANDS):
     main.add_command(command)
 
 

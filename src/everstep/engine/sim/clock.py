@@ -7,7 +7,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from everstep.engine.sim.violation import Violation
+
 Action = Callable[[], None]
+
+MOST = 40_000
+"""No schedule has as many events; one that does goes round in circles."""
 
 
 class Clock:
@@ -19,19 +24,26 @@ class Clock:
     def at(self, time: float, action: Action) -> None:
         """Do this at that time, or now if that has passed."""
         self._made += 1
-        heapq.heappush(self._queue, (max(time, self.now), self._made, action))
+        heapq.heappush(self._queue, (time if time > self.now else self.now, self._made, action))
 
     def after(self, seconds: float, action: Action) -> None:
         self.at(self.now + seconds, action)
 
-    def step(self, until: float) -> bool:
-        """Do the next thing that is due by then. False, with the time moved on, when there is none."""
-        if not self._queue or self._queue[0][0] > until:
-            self.now = max(self.now, until)
-            return False
-        self.now, _, action = heapq.heappop(self._queue)
-        action()
-        return True
+    def run(self, until: float, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Do what is due by then, one thing after the other; how many there were. The time has moved on to
+        then, unless it was over before.
+        """
+        queue, done = self._queue, 0
+        while queue and queue[0][0] <= until:
+            if is_over():
+                return done
+            self.now, _, action = heapq.heappop(queue)
+            action()
+            done += 1
+            if done > MOST:
+                raise Violation(f"7: {MOST} events, and no end")
+        self.now = max(self.now, until)
+        return done
 
 
 class Channel:
@@ -42,5 +54,6 @@ class Channel:
         self._last = 0.0
 
     def send(self, latency: float, deliver: Action) -> None:
-        self._last = max(self._last, self._clock.now + latency)
+        arrival = self._clock.now + latency
+        self._last = arrival if arrival > self._last else self._last
         self._clock.at(self._last, deliver)

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Budget
 from everstep.control.placement import Assignment
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import Clock
+from everstep.engine.sim.clock import Action, Clock
 from everstep.engine.sim.machines import Life, Worker
 from everstep.engine.sim.story import Story
+from everstep.engine.sim.violation import Violation
 from everstep.engine.sim.world import World
+from everstep.topology.slices import SliceName
 
 Watch = Callable[[e.AnyEvent, list[c.AnyCommand]], None]
 
@@ -38,12 +42,23 @@ class Drivers:
         self._timers_set = 0
         self._last_epoch = 0
         self._spent: dict[Budget, int] = {}
+        self._notices: dict[SliceName, e.Notice] = {}
+        """By the world's clock."""
+        self._ahead = 0.0
+        """By how much the driver's clock is ahead of the world's: each machine counts from its own start."""
         self._absent = False
+        self._suspended = False
+        self._held_back: list[Action] = []
+        self._due: list[Action] = []
+        """Timers that ran out while the driver was suspended."""
         world.tell = self.tell
+        world.storage.newest = self._newest
 
-    @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.outcome is not None
+
+    def _newest(self) -> str | None:
+        return self.brain.newest.folder if self.brain.newest is not None else None
 
     def open(self) -> None:
         self.world.driver += 1
@@ -58,12 +73,36 @@ class Drivers:
         """Pass an event to the brain, and carry out what it wants."""
         if self._absent:
             return
+        if self._suspended:
+            self._held_back.append(partial(self._tell_late, event))
+            return
+        if self._ahead:
+            event = _shifted(event, self._ahead)
+        if isinstance(event, e.CheckpointDamaged):
+            self.world.storage.known_damaged.add(event.folder)
         self.story.tell(self.clock.now, "→", event)
         commands = self.brain.handle(event)
         for command in commands:
             self.story.tell(self.clock.now, "←", command)
             self._do(command)
         self._watch(event, commands)
+
+    def _tell_late(self, event: e.AnyEvent) -> None:
+        self.tell(msgspec.structs.replace(event, at=self.clock.now))
+
+    def suspend(self, seconds: float) -> None:
+        """It doesn't run for a while. When it does, it hears what came meanwhile, then what time is up."""
+        if not self._absent and not self._suspended and not self.has_ended():
+            self._suspended = True
+            self.clock.after(seconds, partial(self._resume, self.world.driver))
+
+    def _resume(self, driver: int) -> None:
+        if driver != self.world.driver or not self._suspended:
+            return
+        self._suspended = False
+        waiting, self._held_back, self._due = self._held_back + self._due, [], []
+        for action in waiting:
+            action()
 
     def _do(self, command: c.AnyCommand) -> None:
         world = self.world
@@ -99,6 +138,11 @@ class Drivers:
                 self.entered(Phase(command.phase))
             case c.RecoveryDecided():
                 self._spent[Budget(command.budget)] = command.spent
+            case c.PreemptionSeen():
+                self._notices.pop(command.slice, None)
+                if command.deadline is not None:
+                    deadline = command.deadline - self._ahead
+                    self._notices[command.slice] = e.Notice(command.slice, deadline, command.hosts)
             case _:
                 pass  # a request or a record that changes nothing here
 
@@ -107,10 +151,12 @@ class Drivers:
         number = self._timers_set
         name = (command.timer, command.key)
         self._timers[name] = number
-        self.clock.at(command.at, partial(self._fire, name, number))
+        self.clock.at(command.at - self._ahead, partial(self._fire, name, number))
 
     def _fire(self, name: tuple[e.TimerName, int], number: int) -> None:
-        if self._timers.get(name) == number:
+        if self._suspended:
+            self._due.append(partial(self._fire, name, number))
+        elif self._timers.get(name) == number:
             del self._timers[name]
             self.tell(e.TimerFired(at=self.clock.now, timer=name[0], key=name[1]))
 
@@ -118,10 +164,12 @@ class Drivers:
 
     def die(self, absence: float, fenced_later: bool) -> None:
         """The driver is gone, or paused for so long that another one has taken its place when it wakes."""
-        if self._absent or self.ended:
+        if self._absent or self.has_ended():
             return
         old = self.brain
         self._absent = True
+        self._suspended = False
+        self._held_back, self._due = [], []
         self.world.driver += 1
         self._timers.clear()
         for reservation in list(self.world.reservations.values()):
@@ -133,23 +181,32 @@ class Drivers:
             self.clock.after(absence + 1.0, partial(self._fence, old))
 
     def _fence(self, old: Controller) -> None:
-        said = old.handle(e.LeaseLost(at=self.clock.now, holder="a later driver"))
-        assert all(isinstance(command, c.EndRun) and command.outcome is c.Outcome.FENCED for command in said)
+        """It wakes, and finds at its first record that the journal is another's. What comes then is nothing
+        to it.
+        """
+        now = self.clock.now + self._ahead
+        said = old.handle(e.LeaseLost(at=now, holder="a later driver"))
         late: list[e.AnyEvent] = [
-            e.CapacityChanged(at=self.clock.now, hosts=self.world.view()),
-            e.TimerFired(at=self.clock.now, timer=e.TimerName.BACKOFF, key=2),
-            e.StopRequested(at=self.clock.now, kind=e.StopKind.USER),
+            e.CapacityChanged(at=now, hosts=self.world.view()),
+            e.TimerFired(at=now, timer=e.TimerName.BACKOFF, key=2),
+            e.StopRequested(at=now, kind=e.StopKind.USER),
         ]
-        assert not any(old.handle(event) for event in late), "a fenced driver changes nothing"
+        for event in late:
+            said += old.handle(event)
+        if not all(isinstance(word, c.EndRun) and word.outcome is c.Outcome.FENCED for word in said):
+            raise Violation(f"8: a fenced driver acts: {said}")
 
     def _take_over(self) -> None:
         self.world.driver += 1
+        self._ahead += self.world.scenario.clock_apart
         adopted = self._adoptable()
         kept = {a.slice for a in adopted.assignments} if adopted else set()
         for s in self.world.slices.values():
             if s.holder == "us" and s.name not in kept:
                 self.world.release(c.Release((s.name,)))
         self.world.reservations.clear()
+        if adopted is None:  # what will be restored is looked at first
+            self.world.storage.known_damaged |= self.world.storage.damaged
         self.brain = Controller(self.world.scenario.settings)
         self._absent = False
         self.tell(e.CapacityChanged(at=self.clock.now, hosts=self.world.view()))
@@ -157,8 +214,10 @@ class Drivers:
             e.RunOpened(
                 at=self.clock.now,
                 last_epoch=self._last_epoch,
-                checkpoints=tuple(self.world.storage.committed),
+                checkpoints=tuple(self.world.storage.restorable()),
+                let_go=tuple(self.world.storage.let_go()),
                 spent=tuple(self._spent.items()),
+                notices=tuple(self._notices.values()),
                 adopted=adopted,
             )
         )
@@ -199,3 +258,20 @@ class Drivers:
             worker = self._worker(place, generations[place.group_id])
             assert worker is not None
             self.world.processes.say_again(self.world.hosts[place.host], worker)
+
+
+def _shifted(event: e.AnyEvent, by: float) -> e.AnyEvent:
+    """The same event by a clock that is so far ahead."""
+    changes: dict[str, object] = {"at": event.at + by}
+    match event:
+        case e.HostLost() | e.HostUnprepared() | e.WorkerFailed():
+            changes["failure"] = msgspec.structs.replace(event.failure, at=event.failure.at + by)
+        case e.PreemptionNotice():
+            changes["deadline"] = event.deadline + by
+        case e.RunOpened():
+            changes["notices"] = tuple(
+                msgspec.structs.replace(n, deadline=n.deadline + by) for n in event.notices
+            )
+        case _:
+            pass
+    return msgspec.structs.replace(event, **changes)

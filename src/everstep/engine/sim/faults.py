@@ -19,16 +19,11 @@ from everstep.engine.sim.world import World
 
 class Faults:
     def __init__(
-        self,
-        clock: Clock,
-        rng: random.Random,
-        scenario: Scenario,
-        world: World,
-        drivers: Drivers,
-        story: Story,
+        self, clock: Clock, scenario: Scenario, world: World, drivers: Drivers, story: Story
     ) -> None:
         self.clock = clock
-        self.rng = rng
+        self.rng = random.Random(0)
+        """That of the fault at hand."""
         self.scenario = scenario
         self.world = world
         self.drivers = drivers
@@ -37,35 +32,32 @@ class Faults:
             Family.CRASH: self._crash,
             Family.TEMPLATE: self._kill_template,
             Family.LOSS: self._lose,
+            Family.RACK: self._lose_rack,
             Family.FREEZE: self._freeze,
             Family.STUCK: self._stick,
             Family.PREEMPT: self._preempt,
             Family.NOTICE: self._threaten,
             Family.FLAP: self._flap,
+            Family.STORAGE: self._damage,
             Family.DRIVER: self._take_over,
+            Family.CLOCK: self._suspend,
             Family.STOP: self._stop,
         }
 
     def schedule(self) -> None:
-        """Draw the times of all faults, and the end of all faults."""
-        striking = sorted(self.scenario.families & self.strikes.keys())
-        for _ in range(self.scenario.faults if striking else 0):
-            family = self.rng.choice(striking)
-            burst = self.rng.choice((1, 1, 1, 2, 3))
-            when = self.rng.uniform(0.0, self.scenario.fault_s)
-            for _ in range(burst):
-                self.clock.at(when, partial(self._strike, family))
-                when += self.rng.choice((0.0, 0.02, 0.5, 5.0)) * self.rng.random()
+        for strike in self.scenario.strikes:
+            self.clock.at(strike.at, partial(self._strike, strike.family, strike.seed))
         self.clock.at(self.scenario.fault_s, self.calm)
         self.drivers.entered = self._entered
 
     def _entered(self, phase: Phase) -> None:
         if phase is self.scenario.stop_in and not self.world.calm:
-            self.clock.after(0.0, partial(self._strike, Family.STOP))
+            self.clock.after(0.0, partial(self._strike, Family.STOP, self.scenario.seed))
 
-    def _strike(self, family: Family) -> None:
-        if self.world.calm or self.drivers.ended:
+    def _strike(self, family: Family, seed: int) -> None:
+        if self.world.calm or self.drivers.has_ended():
             return
+        self.rng = random.Random(seed)
         what = self.strikes[family]()
         if what:
             self.story.tell(self.clock.now, "world", what)
@@ -131,6 +123,19 @@ class Faults:
         self._repair_later(host.slice)
         return f"{host.id} is lost, {'loudly' if loud else 'silently'}"
 
+    def _lose_rack(self) -> str:
+        """Slices share racks: whatever they share, one host of each goes at the same instant."""
+        slices = [s for s in self.world.slices.values() if s.present]
+        hit = self.rng.sample(slices, min(len(slices), self.rng.randint(2, 3)))
+        self.world.fault()
+        loud = self.rng.random() < 0.5
+        for slice_ in hit:
+            host = self.rng.choice(slice_.hosts)
+            self.world.fault()
+            self.world.kill_host(host, loud)
+            self._repair_later(slice_)
+        return f"a rack goes: {', '.join(s.name for s in hit)} lose a host each"
+
     def _freeze(self) -> str:
         host = self._host()
         seconds = self.rng.choice((0.5, 2.0, 10.0, 100.0)) * self.rng.uniform(0.5, 2.0)
@@ -151,17 +156,21 @@ class Faults:
         return f"workers on {host.id} can't be killed for a while"
 
     def _preempt(self) -> str:
-        """A notice that comes true, a little early or late, or is cancelled in time."""
-        return self._notice(self.rng.choice(("true", "early", "late", "cancelled")))
+        """A notice that comes true, a little early or late, or is cancelled in time; or two of them."""
+        how = self.rng.choice(("true", "early", "late", "cancelled", "staggered"))
+        if how != "staggered":
+            return self._notice(self._slice(), how, self.rng.choice((1.0, 15.0, 60.0)))
+        slices = self.rng.sample(sorted(self.world.slices), min(len(self.world.slices), 2))
+        told = [self._notice(self.world.slices[name], "true", self.rng.uniform(5.0, 40.0)) for name in slices]
+        return "; ".join(filter(None, told))
 
     def _threaten(self) -> str:
-        return self._notice(self.rng.choice(("much too late", "never")))
+        how = self.rng.choice(("much too late", "never"))
+        return self._notice(self._slice(), how, self.rng.choice((1.0, 15.0, 60.0)))
 
-    def _notice(self, how: str) -> str:
-        slice_ = self._slice()
-        if not slice_.whole or slice_.name in self.world.notices:
+    def _notice(self, slice_: Slice, how: str, lead: float) -> str:
+        if not slice_.whole or slice_.name in self.world.notices or slice_.doomed:
             return ""  # a second notice would blur what each is for
-        lead = self.rng.choice((1.0, 15.0, 60.0))
         deadline = self.clock.now + lead
         self.world.fault()
         self.world.notice(slice_, deadline, every_host=self.rng.random() < 0.5)
@@ -175,15 +184,19 @@ class Faults:
         if how == "much too late":
             self.world.fault()  # it is believed once, and later comes as a surprise
         if dies is not None:
-            self.clock.after(dies, partial(self._take_away, slice_))
+            self.clock.after(dies, partial(self._take_away, slice_, list(slice_.hosts)))
         elif how == "cancelled":
             self.clock.after(0.2 + lead * self.rng.random(), partial(self.world.cancel_notice, slice_))
         return f"{slice_.name} gets a notice, {how}: {lead:.0f} s"
 
-    def _take_away(self, slice_: Slice) -> None:
+    def _take_away(self, slice_: Slice, noticed: list[Host]) -> None:
+        """A notice is about machines: others that have come in their place stay."""
+        if slice_.hosts != noticed:
+            return
         self.world.notices.pop(slice_.name, None)
         if self.world.calm or not slice_.present:
             return
+        slice_.doomed = True
         self.story.tell(self.clock.now, "world", f"{slice_.name} is taken away")
         self.world.fault()  # workers may have left it, and come back for want of another place
         if self.rng.random() < 0.5:
@@ -219,6 +232,21 @@ class Faults:
         dead = self.rng.random() < 0.5
         self.drivers.die(self.rng.uniform(0.1, 20.0), fenced_later=not dead)
         return f"the driver {'dies' if dead else 'is paused and replaced'}"
+
+    def _suspend(self) -> str:
+        """The driver's machine sleeps, or the driver gets no processor: time jumps, and all comes at once."""
+        seconds = self.rng.choice((1.0, 10.0, 60.0)) * self.rng.uniform(0.5, 2.0)
+        self.drivers.suspend(seconds)
+        return f"the driver is suspended for {seconds:.1f} s"
+
+    def _damage(self) -> str:
+        """A bit rots in the newest checkpoint: whoever restores it says so."""
+        committed = self.world.storage.committed
+        if not committed or self.rng.random() < 0.7:
+            return ""
+        self.world.fault()
+        self.world.storage.damaged.add(committed[-1].folder)
+        return f"{committed[-1].folder} is damaged"
 
     def _stop(self) -> str:
         now = self.rng.random() < 0.3

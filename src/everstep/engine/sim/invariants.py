@@ -12,13 +12,10 @@ from everstep.control.table import TRANSITIONS, Phase
 from everstep.engine.sim.drivers import Drivers
 from everstep.engine.sim.machines import Host
 from everstep.engine.sim.scenario import Family, Scenario
+from everstep.engine.sim.told import Told
+from everstep.engine.sim.violation import Violation
 from everstep.engine.sim.world import World
 from everstep.topology.slices import natural_key
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
-
 
 _MAY_SPEND = {
     Budget.FAILURES: {
@@ -29,10 +26,12 @@ _MAY_SPEND = {
         Family.STUCK,
         Family.FLAP,
         Family.NOTICE,
+        Family.RACK,
+        Family.STORAGE,
     },
     Budget.PREEMPTION: {Family.PREEMPT, Family.NOTICE},
     # A start fails by itself, or because something dies during it.
-    Budget.STARTUP: set(Family) - {Family.DUPLICATE, Family.STOP, Family.STORAGE, Family.DRIVER},
+    Budget.STARTUP: set(Family) - {Family.DUPLICATE, Family.STOP, Family.DRIVER, Family.CLOCK},
 }
 
 
@@ -53,6 +52,11 @@ class Invariants:
         self._reasons: deque[float] = deque()
         """What a start need not wait after: a new checkpoint, a slice that is taken away."""
         self._phase = Phase.NEW
+        self._told = Told(scenario)
+        self._decided_at: float | None = None
+        """The last recovery from something that failed, if nothing was learnt since."""
+        self._failed_starts: Counter[int] = Counter()
+        """Of a replica group's replacement, in a row."""
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -65,11 +69,17 @@ class Invariants:
         now = self.world.clock.now
         if isinstance(event, e.RunOpened):
             self._phase = Phase.NEW
+            self._decided_at = None
+            self._failed_starts.clear()
             if event.adopted is not None:
                 self._places = {a.rank: a for a in event.adopted.assignments}
         if isinstance(event, e.CapacityChanged):
             self._news.append(now)
+        self._told.hear(event)
         for command in commands:
+            if isinstance(command, c.CancelTimer | c.SetTimer):
+                continue
+            self._told.check(command)
             match command:
                 case c.StartWorkers():
                     self._check_start(command, now)
@@ -84,12 +94,17 @@ class Invariants:
                     self._check_phase(Phase(command.phase))
                 case c.CheckpointKept():
                     self._reasons.append(now)
+                    self._decided_at = None
                 case c.RecoveryDecided():
-                    if command.cause.kind is Kind.PREEMPTED:
-                        self._reasons.append(now)
                     self._check_charge(command)
+                    self._check_pause(command, now)
+                    self._check_rung(command)
                 case c.GroupStarted():
                     self.rungs[command.rung] += 1
+                    for group, _ in command.generations:
+                        self._failed_starts.pop(group, None)
+                case c.Waiting():
+                    self.rungs[Rung.WAIT] += 1
                 case c.Recovered():
                     self._check_recovered(command)
                 case c.EndRun():
@@ -102,6 +117,9 @@ class Invariants:
         self._require((self._phase, phase) in TRANSITIONS, f"{self._phase} → {phase} is not in the table")
         self.transitions[(self._phase, phase)] += 1
         self._phase = phase
+        if phase in (Phase.PLACING, Phase.WAITING):
+            assert self.drivers is not None
+            self._told.check_size(self.drivers.brain)
 
     def _check_start(self, command: c.StartWorkers, now: float) -> None:
         """1, 5 and 9."""
@@ -109,7 +127,7 @@ class Invariants:
         places = command.assignments
         self._starts.append(now)
         self._check_pace(now)
-        newest = self.world.storage.committed
+        newest = self.world.storage.restorable()
         if command.checkpoint is None:
             self._require(not newest, "5: a checkpoint is committed, and the workers get none")
         else:
@@ -235,6 +253,25 @@ class Invariants:
             f"6: {self.world.charges} things went wrong, and {self.spent.total()} recoveries are spent",
         )
 
+    def _check_pause(self, command: c.RecoveryDecided, now: float) -> None:
+        """Nothing retries without backoff; a slice that is taken away says nothing about the next one."""
+        if command.cause.kind is Kind.PREEMPTED:
+            self._reasons.append(now)
+            return
+        last, self._decided_at = self._decided_at, now
+        again = last is not None and now - last < self.scenario.deadlines.healthy_s
+        self._require(not again or command.pause_s > 0, "a recovery follows another without a pause")
+
+    def _check_rung(self, command: c.RecoveryDecided) -> None:
+        """The same failed rung isn't tried forever."""
+        failed_again = command.cause.kind in (Kind.START, Kind.RESERVATION)
+        for group in command.groups:
+            self._failed_starts[group] = self._failed_starts[group] + 1 if failed_again else 0
+            self._require(
+                self._failed_starts[group] < self.scenario.settings.group_attempts,
+                f"group {group} is replaced again and again, and that fails",
+            )
+
     def _check_recovered(self, command: c.Recovered) -> None:
         seconds = [
             command.detect_s,
@@ -253,6 +290,7 @@ class Invariants:
         """6: a run ends for a reason that the user can be told."""
         assert self.drivers is not None
         if command.outcome is Outcome.FAILED:
+            self.rungs[Rung.FAIL] += 1
             assert command.cause is not None
             budget = BUDGET_OF[command.cause.kind]
             if budget is None:
@@ -292,16 +330,23 @@ class Invariants:
         self._require(len(running) <= host.slots, f"{host.id} is overbooked")
 
     def _check_nothing_is_leaked(self) -> None:
-        """3."""
-        assert self.drivers is not None
-        if self.drivers.brain.phase is Phase.NEW:
+        """3: what is held for us, the brain has asked for and not given back."""
+        if self._phase is Phase.NEW or self.world.ours <= self._told.taken.keys():
             return
-        fleet = self.drivers.brain.run.fleet
-        known = set(fleet.held) | {name for slices in fleet.asked_for.values() for name in slices}
-        for s in self.world.slices.values():
-            self._require(s.holder != "us" or s.name in known, f"3: {s.name} is held, and nobody knows")
+        leaked = sorted(self.world.ours - self._told.taken.keys())
+        raise Violation(f"3: {', '.join(leaked)} held, and nobody knows")
 
     # ------------------------------------------------------------------ at the end
+
+    def no_strangers(self) -> None:
+        """3: once faults are over, every process belongs to the present incarnation of its group."""
+        assert self.drivers is not None
+        brain = self.drivers.brain
+        groups = {(brain.epoch, g.number, g.generation) for g in brain.groups.values()}
+        for host in self.world.hosts.values():
+            if host.alive:
+                strange = [w.rank for w in host.workers if w.running and w.key not in groups]
+                self._require(not strange, f"3: old workers are left on {host.id}: ranks {strange}")
 
     def at_rest(self) -> None:
         """3, once the run has ended and everything had time to go."""

@@ -31,7 +31,11 @@ class Life(enum.StrEnum):
 class Worker:
     """A process with a rank. It reports once a step; the group's tick moves it."""
 
-    def __init__(self, place: Assignment, epoch: int, generation: int, step: int) -> None:
+    def __init__(
+        self, place: Assignment, epoch: int, generation: int, step: int, damaged: str | None = None
+    ) -> None:
+        self.damaged = damaged
+        """What it is to restore, and can't."""
         self.place = place
         self.epoch = epoch
         self.generation = generation
@@ -129,6 +133,8 @@ class Slice:
         self.holder: str | None = None
         """``us``, ``other``, ``cleaning`` (given back, not yet empty), or nobody."""
         self.present = True
+        self.doomed = False
+        """It is being taken away at this moment."""
 
     @property
     def whole(self) -> bool:

@@ -36,9 +36,11 @@ class Processes:
         # A group that is replaced takes its state from a peer.
         step = max([step, *(w.step for w in peers if w.epoch == command.epoch)])
         generations = dict(command.generations)
+        whole = len(command.assignments) == command.assignments[0].world_size
+        damaged = command.checkpoint if whole and command.checkpoint in world.storage.damaged else None
         for place in command.assignments:
             host = world.hosts[place.host]
-            worker = Worker(place, command.epoch, generations[place.group_id], step)
+            worker = Worker(place, command.epoch, generations[place.group_id], step, damaged)
             world.to_host(host, partial(self._spawn, host, worker))
 
     def _spawn(self, host: Host, worker: Worker) -> None:
@@ -73,6 +75,10 @@ class Processes:
             return
         worker.life = Life.TRAINING
         self._world.from_host(host, worker.ready())
+        if worker.damaged is not None:
+            self._world.fault()
+            self._world.from_host(host, e.CheckpointDamaged(at=0.0, folder=worker.damaged))
+            self._fail(host, worker, Kind.EXCEPTION, f"{worker.damaged} is damaged")
 
     # ------------------------------------------------------------------ training
 

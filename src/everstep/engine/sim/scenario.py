@@ -23,17 +23,30 @@ class Family(enum.StrEnum):
     CRASH = "worker crashes"
     TEMPLATE = "template deaths"
     LOSS = "host losses"
+    RACK = "losses of hosts that share a rack"
     FREEZE = "frozen hosts"
     STUCK = "workers that can't be killed"
     START = "failing starts"
-    RESERVE = "reservations refused, slow, too late"
+    RESERVE = "reservations refused, slow, too late, granted in part"
     PREEMPT = "preemption notices that come true or are cancelled"
     NOTICE = "notices that are late, or empty threats"
     FLAP = "capacity that comes and goes"
     STORAGE = "storage errors"
     DRIVER = "driver take-over"
     DUPLICATE = "messages that come again"
+    CLOCK = "a driver that is suspended, or whose clock is another"
     STOP = "the user stops"
+
+
+class Strike(msgspec.Struct, frozen=True):
+    """One fault: when, of which kind, and the seed of all else that it draws.
+
+    Each has a seed of its own, so that leaving one out leaves the others as they were.
+    """
+
+    at: float
+    family: Family
+    seed: int
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +56,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     settings: Settings
     families: frozenset[Family]
-    faults: int
-    """How many are injected, besides those that happen with a probability."""
+    strikes: tuple[Strike, ...]
+    """The faults that are injected, besides those that happen with a probability."""
     fault_s: float
     """When the faults stop."""
     steps: int
@@ -54,6 +67,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Share of checkpoint parts that are uploaded in the background."""
     partless: float
     """How often a rank adds nothing to a checkpoint."""
+    keep: int | None
+    """How many checkpoints retention keeps."""
     says_gone: bool
     """Agents say that a process is gone also when nobody asked."""
     stop_in: Phase | None = None
@@ -61,6 +76,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     unloadable: bool = False
     slow_reservation: float = 0.0
     refused_reservation: float = 0.0
+    partial_reservation: float = 0.0
     failed_preparation: float = 0.0
     hung_preparation: float = 0.0
     failed_spawn: float = 0.0
@@ -68,6 +84,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     failed_upload: float = 0.0
     failed_commit: float = 0.0
     duplicates: float = 0.0
+    clock_apart: float = 0.0
+    """By how much each driver's clock is ahead of the one before it."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -78,8 +96,24 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self.hosts_per_slice * self.slots
 
 
-def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+_PROBABLE = frozenset({Family.START, Family.RESERVE, Family.DUPLICATE})
+"""These happen with a probability whenever something is tried; all others strike at a time."""
+
+
+def _strikes(rng: random.Random, families: frozenset[Family], until: float) -> tuple[Strike, ...]:
+    striking = sorted(families - _PROBABLE)
+    strikes: list[Strike] = []
+    for _ in range(rng.randint(1, 8) if striking else 0):
+        family = rng.choice(striking)
+        when = rng.uniform(0.0, until)
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            strikes.append(Strike(when, family, rng.getrandbits(32)))
+            when += rng.choice((0.0, 0.02, 0.5, 5.0)) * rng.random()
+    return tuple(sorted(strikes, key=lambda strike: strike.at))
+
+
+def draw(seed: int, only: Family | None = None) -> Scenario:
+    """The scenario of a seed; or one with a single kind of fault."""
     rng = random.Random(seed)
     hosts_per_slice = rng.choice((1, 1, 2, 2, 3))
     slots = rng.choice((1, 1, 2))
@@ -94,6 +128,8 @@ def draw(seed: int) -> Scenario:
         group_size = rng.choice([n for n in range(1, per_slice + 1) if per_slice % n == 0] + [per_slice])
     everything = sorted(Family)
     families = frozenset(rng.sample(everything, rng.choice((1, 1, 2, 3, 5, len(everything)))))
+    if only is not None:
+        families = frozenset({only})
     limits = (-1, -1, -1, 0, 1, 3)
     settings = Settings(
         workers_min=workers_min,
@@ -115,7 +151,7 @@ def draw(seed: int) -> Scenario:
     )
 
     fault_s = rng.choice((60.0, 200.0, 600.0))
-    steps = rng.choice((3, 15, 60))
+    steps = rng.choice((3, 6, 15))
 
     def if_any(family: Family, *choices: float) -> float:
         drawn = rng.choice(choices)
@@ -128,18 +164,20 @@ def draw(seed: int) -> Scenario:
         slots=slots,
         settings=settings,
         families=families,
-        faults=rng.randint(1, 8),
+        strikes=_strikes(rng, families, fault_s),
         fault_s=fault_s,
         steps=steps,
         step_s=fault_s * rng.choice((0.1, 0.6, 1.2)) / steps,
         checkpoint_every=rng.choice((1, 3, 10)),
         asynchronous=rng.choice((0.0, 0.0, 0.5, 1.0)),
         partless=rng.choice((0.0, 0.3)),
+        keep=rng.choice((None, None, 2, 5)),
         says_gone=rng.random() < 0.5,
         stop_in=rng.choice(_STOPPED_IN) if Family.STOP in families and rng.random() < 0.5 else None,
         unloadable=Family.START in families and rng.random() < 0.02,
         slow_reservation=if_any(Family.RESERVE, 0.0, 0.3),
         refused_reservation=if_any(Family.RESERVE, 0.1, 0.5),
+        partial_reservation=if_any(Family.RESERVE, 0.0, 0.2),
         failed_preparation=if_any(Family.START, 0.0, 0.1, 0.4),
         hung_preparation=if_any(Family.START, 0.0, 0.05),
         failed_spawn=if_any(Family.START, 0.0, 0.1),
@@ -147,4 +185,5 @@ def draw(seed: int) -> Scenario:
         failed_upload=if_any(Family.STORAGE, 0.0, 0.2),
         failed_commit=if_any(Family.STORAGE, 0.1, 0.3),
         duplicates=if_any(Family.DUPLICATE, 0.1, 0.5),
+        clock_apart=if_any(Family.CLOCK, 0.0, 86_400.0, -3_600.0),
     )

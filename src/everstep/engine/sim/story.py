@@ -5,11 +5,14 @@ world.
 from __future__ import annotations
 
 import enum
+from dataclasses import fields
 
 import msgspec
 
-from everstep.control.commands import SetTimer
+from everstep.control.commands import CancelTimer, SetTimer
+from everstep.control.deadlines import Deadlines
 from everstep.control.placement import Assignment
+from everstep.engine.sim.scenario import Strike
 from everstep.topology.slices import HostView
 
 
@@ -30,9 +33,9 @@ class Story:
     def tell(self, at: float, who: str, what: object) -> None:
         self.lines.append(Line(at, who, what))
 
-    def text(self, last: int | None = None) -> str:
-        shown = self.lines if last is None else self.lines[-last:]
-        return "\n".join(map(str, shown)) + "\n"
+    def text(self) -> str:
+        """For a person: timers that don't fire any more are left out."""
+        return "".join(f"{line}\n" for line in self.lines if not isinstance(line.what, CancelTimer))
 
 
 def brief(what: object) -> str:
@@ -50,10 +53,15 @@ def brief(what: object) -> str:
             shown = [
                 f"{field.name}={brief(getattr(what, field.name))}"
                 for field in msgspec.structs.fields(what)
-                if (field.name != "at" or isinstance(what, SetTimer))
+                if (field.name != "at" or isinstance(what, SetTimer | Strike))
                 and getattr(what, field.name) != field.default
             ]
             return f"{type(what).__name__}({', '.join(shown)})"
+        case Deadlines():
+            usual = Deadlines()
+            changed = {f.name: getattr(what, f.name) for f in fields(what)}
+            shown = [f"{k}={brief(v)}" for k, v in changed.items() if v != getattr(usual, k)]
+            return f"Deadlines({', '.join(shown)})"
         case tuple():
             return f"({', '.join(map(brief, what))})"
         case frozenset():

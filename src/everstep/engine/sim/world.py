@@ -40,6 +40,8 @@ class World:
         self.notices: dict[SliceName, float] = {}
         """Deadlines of the notices that have been given and not come true or been cancelled."""
         self.reservations: dict[int, Reservation] = {}
+        self.ours: set[SliceName] = set()
+        """Slices that are held for the run."""
         self.asked = AskReason.NONE
         self.calm = False
         """Faults are over: nothing fails by itself any more."""
@@ -101,6 +103,7 @@ class World:
             for i in range(self.scenario.hosts_per_slice)
         ]
         slice_.present = True
+        slice_.doomed = False
         if announce:
             self.announce_capacity()
 
@@ -267,15 +270,35 @@ class World:
             return
         reservation.waiting = False
         refuse = self.chance(self.scenario.refused_reservation)
+        if len(slices) > 1 and self.chance(self.scenario.partial_reservation):
+            self._grant_in_part(reservation, [s for s in slices if s.whole and s.holder is None][:-1])
+            return
         if not refuse and all(s.whole and s.holder is None for s in slices):
             for s in slices:
                 s.holder = "us"
+                self.ours.add(s.name)
             self.send(self.engine, e.Reserved(at=0.0, reservation=reservation.id))
         else:
-            self.fault()
-            del self.reservations[reservation.id]
-            word = e.ReservationFailed(at=0.0, reservation=reservation.id, reason="not free")
-            self.send(self.engine, word)
+            self._refuse(reservation)
+
+    def _refuse(self, reservation: Reservation) -> None:
+        self.fault()
+        self.reservations.pop(reservation.id, None)
+        word = e.ReservationFailed(at=0.0, reservation=reservation.id, reason="not free")
+        self.send(self.engine, word)
+
+    def _grant_in_part(self, reservation: Reservation, some: list[Slice]) -> None:
+        """All or none: the engine gives back what it got, and then says no."""
+        for s in some:
+            s.holder = "cleaning"
+        pause = self.between(0.1, 3.0)
+        for s in some:
+            self.clock.after(pause, partial(self._clean, s))
+        self.clock.after(pause, partial(self._refuse_if_asked, reservation))
+
+    def _refuse_if_asked(self, reservation: Reservation) -> None:
+        if self.reservations.get(reservation.id) is reservation:
+            self._refuse(reservation)
 
     def release(self, command: c.Release) -> None:
         for reservation in list(self.reservations.values()):
@@ -288,6 +311,7 @@ class World:
             slice_ = self.slices[name]
             if slice_.holder == "us":
                 slice_.holder = "cleaning"
+                self.ours.discard(name)
                 for host in slice_.hosts:
                     self.to_host(host, partial(self._empty, host))
                 self._clean(slice_)

@@ -1,0 +1,79 @@
+"""From a schedule that fails to the shortest one that still does, for a person to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from everstep.engine.sim.run import Finding, run_scenario
+from everstep.engine.sim.scenario import Scenario
+
+_CHANCES = (
+    "slow_reservation",
+    "refused_reservation",
+    "partial_reservation",
+    "failed_preparation",
+    "hung_preparation",
+    "failed_spawn",
+    "failed_rendezvous",
+    "failed_upload",
+    "failed_commit",
+    "duplicates",
+    "asynchronous",
+    "partless",
+    "clock_apart",
+)
+MOST_TRIES = 500
+
+
+def shrink(finding: Finding) -> Finding:
+    """Leave out one thing after the other for as long as the same kind of thing goes wrong."""
+    best = finding
+    tries = 0
+    improved = True
+    while improved:
+        improved = False
+        for smaller in _smaller(best.scenario):
+            tries += 1
+            if tries > MOST_TRIES:
+                return best
+            found = _try(smaller)
+            if found is not None and kind(found.what) == kind(best.what):
+                best, improved = found, True
+                break
+    return best
+
+
+def kind(what: str) -> str:
+    """What went wrong, without the names and numbers of this case."""
+    return "".join("#" if letter.isdigit() else letter for letter in what.split(":")[0] + what[:24])
+
+
+def _try(scenario: Scenario) -> Finding | None:
+    try:
+        run_scenario(scenario)
+    except Finding as finding:
+        return finding
+    return None
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    strikes = scenario.strikes
+    if len(strikes) > 3:
+        half = len(strikes) // 2
+        yield msgspec.structs.replace(scenario, strikes=strikes[:half])
+        yield msgspec.structs.replace(scenario, strikes=strikes[half:])
+    for i in range(len(strikes)):
+        yield msgspec.structs.replace(scenario, strikes=strikes[:i] + strikes[i + 1 :])
+    for name in _CHANCES:
+        if getattr(scenario, name):
+            yield msgspec.structs.replace(scenario, **{name: 0.0})
+    if scenario.stop_in is not None:
+        yield msgspec.structs.replace(scenario, stop_in=None)
+    if scenario.keep is not None:
+        yield msgspec.structs.replace(scenario, keep=None)
+    if scenario.steps > 3:
+        yield msgspec.structs.replace(scenario, steps=3)
+    for fewer in range(1, scenario.slices):
+        yield msgspec.structs.replace(scenario, slices=fewer)

@@ -1,0 +1,91 @@
+"""What the brain was told of the cluster and what it has taken of it, worked out a second time.
+
+The checks ask here and not the brain, so that they don't share its mistakes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.control import commands as c, events as e
+from everstep.control.controller import Controller
+from everstep.engine.sim.scenario import Scenario
+from everstep.engine.sim.violation import Violation
+from everstep.topology.slices import HostId, HostView, SliceName
+
+
+class Told:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._hosts: dict[HostId, HostView] = {}
+        self.taken: dict[SliceName, int] = {}
+        """Slices that are held or asked for, and by which reservation; 0 for those that were adopted."""
+
+    def hear(self, event: e.AnyEvent) -> None:
+        match event:
+            case e.CapacityChanged():
+                self._hosts = {host.id: host for host in event.hosts}
+            case e.HostLost():
+                self._lose(event.host)
+            case e.RunOpened():
+                places = event.adopted.assignments if event.adopted is not None else ()
+                self.taken = {place.slice: 0 for place in places}
+            case e.ReservationFailed():
+                self.taken = {name: n for name, n in self.taken.items() if n != event.reservation}
+            case _:
+                pass
+
+    def _lose(self, host: HostId) -> None:
+        view = self._hosts.get(host)
+        if view is not None:
+            self._hosts[host] = msgspec.structs.replace(view, alive=False)
+
+    def check(self, command: c.AnyCommand) -> None:
+        """1 and 3: whole slices are taken, each once, and each is given back once."""
+        match command:
+            case c.RetireHost():
+                self._lose(command.host)
+            case c.Reserve():
+                for name in command.slices:
+                    _require(name in self.whole(), f"1: {name} is asked for, and is not whole and free")
+                    _require(name not in self.taken, f"3: {name} is asked for twice")
+                    self.taken[name] = command.reservation
+            case c.Release():
+                for name in command.slices:
+                    _require(name in self.taken, f"3: {name} is given back twice")
+                    del self.taken[name]
+            case _:
+                pass
+
+    def whole(self) -> set[SliceName]:
+        """Slices with every host there, and nobody else in them."""
+        living: dict[SliceName, set[int]] = {}
+        for host in self._hosts.values():
+            if host.alive and host.free:
+                living.setdefault(host.slice, set()).add(host.index)
+        return {name for name, found in living.items() if len(found) == self.scenario.hosts_per_slice}
+
+    def check_size(self, brain: Controller) -> None:
+        """7: a start of all workers is as large as capacity allows, and waits only if that is too little."""
+        settings, fleet = self.scenario.settings, brain.run.fleet
+        planned = sum(len(restart.assignments) for restart in brain.run.restarts)
+        usable = self.whole() - fleet.broken
+        possible = self._size(len(usable - fleet.noticed.keys()))
+        if possible < settings.workers_min:
+            possible = max(possible, self._size(len(usable)))
+        if possible >= settings.workers_min:
+            _require(
+                planned >= possible, f"7: {planned} workers are planned, and there is room for {possible}"
+            )
+
+    def _size(self, slices: int) -> int:
+        """How many workers fit into so many slices."""
+        per_slice = self.scenario.slots_in_slice
+        most = min(self.scenario.settings.workers_max, slices * per_slice)
+        wired = self.scenario.hosts_per_slice > 1
+        return most - most % (per_slice if wired else self.scenario.settings.group_size or 1)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(what)

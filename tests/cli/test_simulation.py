@@ -1,0 +1,81 @@
+"""``everstep sim-check`` and ``everstep simulate``, as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from everstep.cli.main import main
+from everstep.engine.sim import invariants
+from everstep.engine.sim.plants import PLANTS
+from everstep.engine.sim.violation import Violation
+
+
+def everstep(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+# ---------------------------------------------------------------------- sim-check
+
+
+def test_schedules_that_hold_are_counted_with_their_speed_and_their_seed() -> None:
+    ran = everstep("sim-check", "--schedules", "60", "--seed", "7", "--jobs", "1")
+    assert ran.exit_code == 0
+    assert "60 schedules from seed 7 in" in ran.output
+    assert "a second: 0 violations" in ran.output
+
+
+def test_a_seed_is_drawn_and_printed_when_none_is_given() -> None:
+    ran = everstep("sim-check", "--schedules", "2", "--jobs", "1", "--json")
+    assert ran.exit_code == 0
+    assert json.loads(ran.output)["seed"] >= 0
+
+
+def test_a_violation_prints_its_seed_a_short_story_and_the_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(self: object) -> None:
+        raise Violation("something does not hold")
+
+    monkeypatch.setattr(invariants.Invariants, "at_rest", broken)
+    ran = everstep("sim-check", "--schedules", "3", "--seed", "5", "--jobs", "1")
+    assert ran.exit_code == 1
+    assert "seed 5: something does not hold" in ran.output
+    assert "to 0: Scenario(" in ran.output  # no fault is needed for this one
+    assert "EndRun" in ran.output
+    assert "replay: everstep sim-check --seed 5 --schedules 1 --story" in ran.output
+    assert "3 violations" in ran.output
+
+
+def test_several_processes_find_what_one_finds() -> None:
+    def counts(jobs: str) -> object:
+        ran = everstep("sim-check", "--schedules", "600", "--seed", "11", "--jobs", jobs, "--json")
+        told = json.loads(ran.output)
+        return told["outcomes"], told["rungs"], told["violations"]
+
+    assert counts("1") == counts("2")
+
+
+def test_known_mistakes_are_listed_and_found() -> None:
+    listed = everstep("sim-check", "--plant", "list")
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.output.splitlines()] == list(PLANTS)
+    ran = everstep("sim-check", "--plant", "no-backoff", "--seed", "1", "--schedules", "1000")
+    assert ran.exit_code == 1
+    assert "planted no-backoff: found after" in ran.output
+    assert "--plant no-backoff" in ran.output
+
+
+def test_an_unknown_mistake_is_refused_with_the_names_of_the_known_ones() -> None:
+    ran = everstep("sim-check", "--plant", "nonesuch")
+    assert ran.exit_code == 2
+    assert "live-hosts" in ran.output
+
+
+def test_the_story_of_one_schedule_is_told_in_full() -> None:
+    ran = everstep("sim-check", "--seed", "77", "--schedules", "1", "--story")
+    assert ran.exit_code == 0
+    assert "RunOpened" in ran.output
+    assert "seed 77 holds" in ran.output
