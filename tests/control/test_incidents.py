@@ -96,9 +96,9 @@ def test_an_echo_seen_first_and_then_the_host_lost_is_a_lost_host() -> None:
 # ---------------------------------------------------------------------- budgets
 
 
-def test_every_cause_has_its_budget_and_only_loading_has_none() -> None:
+def test_every_cause_has_its_budget_but_those_that_no_retry_cures() -> None:
     assert set(BUDGET_OF) == set(Kind)
-    assert [kind for kind, budget in BUDGET_OF.items() if budget is None] == [Kind.LOAD]
+    assert [kind for kind, budget in BUDGET_OF.items() if budget is None] == [Kind.LOAD, Kind.STORAGE]
 
 
 @pytest.mark.parametrize("kind", [Kind.EXCEPTION, Kind.EXIT, Kind.SIGNAL, Kind.OOM])

@@ -30,6 +30,7 @@ COMPACT_AFTER = 200
 MERGE_AFTER = 32
 """And so many of those into one."""
 
+_ARCHIVE = "archive-"
 _SCANS = 20
 _HEAD = struct.Struct("<II")
 
@@ -253,7 +254,7 @@ class Journal:
             merged = self._archives if len(self._archives) >= MERGE_AFTER else []
             small = [key_of(number) for number in range(first, last)]
             data = b"".join(self._store.read(name) or b"" for name in [*merged, *small])
-            name = f"archive-{last:010d}-{secrets.token_hex(4)}"
+            name = f"{_ARCHIVE}{last:010d}-{secrets.token_hex(4)}"
             if not self._store.create(name, data):
                 return
             self._archives = [*(a for a in self._archives if a not in merged), name]
@@ -281,7 +282,9 @@ class Scan:
 
     def _scan(self) -> bool:
         """False if the owner was compacting it meanwhile: what was listed is then in an archive by now."""
-        numbers = sorted((int(f.path) for f in self._store.list() if f.path.isdigit()), reverse=True)
+        numbers = self._numbers()
+        if numbers is None:
+            return False
         found: dict[int, bytes] = {}
         self.archives = []
         # A compaction that was cut off leaves old objects before its snapshot: look for that from the end.
@@ -300,6 +303,8 @@ class Scan:
         archived = [self._store.read(name) for name in self.archives]
         if None in archived:
             return False
+        if not _is_continued(numbers, self._numbers()):
+            return False
         self._archived = [data for data in archived if data is not None]
         self._objects = {}
         for number in sorted(found):
@@ -307,6 +312,17 @@ class Scan:
                 break  # a hole: what comes after it was never ours to read
             self._objects[number] = found[number]
         return True
+
+    def _numbers(self) -> list[int] | None:
+        """Of the objects that are there, from the last to the first; None if the list can't be right.
+
+        What comes and goes while a folder is listed may be missing from the list, although at every instant
+        something is there: what was archived comes before an object that is there, or is about to be.
+        """
+        names = [file.path for file in self._store.list()]
+        numbers = sorted((int(name) for name in names if name.isdigit()), reverse=True)
+        archived = max((int(name.split("-")[1]) for name in names if name.startswith(_ARCHIVE)), default=0)
+        return numbers if archived <= max(numbers, default=0) + 1 else None
 
     @property
     def first(self) -> int:
@@ -322,6 +338,13 @@ class Scan:
             yield from decode(data)
         for number in sorted(self._objects):
             yield from decode(self._objects[number])
+
+
+def _is_continued(before: list[int], now: list[int] | None) -> bool:
+    """Whether nothing happened to a journal but that it grew."""
+    last = before[0] if before else 0
+    newer = len(now or ()) - len(before)
+    return newer >= 0 and now == [*range(last + newer, last, -1), *before]
 
 
 def read(run: Store | Path | str) -> Iterator[AnyRecord]:
