@@ -60,6 +60,25 @@ BAD = [
     (ScalingConfig, {**TPU, "accelerator_type": None}, "accelerator_type", "more than one worker"),
     (ScalingConfig, {**TPU, "label_selector": {"a": "b"}}, "label_selector", "Leave it out"),
     (ScalingConfig, {**TPU, "use_gpu": True}, "use_tpu", "one of"),
+    (ScalingConfig, {**TPU, "topology": "4x5"}, "topology", "Did you mean"),
+    (ScalingConfig, {**TPU, "accelerator_type": "TPU-V9"}, "accelerator_type", "TPU-V7X"),
+    (ScalingConfig, {**TPU, "num_workers": 6}, "num_workers", "num_workers=4 or num_workers=8"),
+    (ScalingConfig, {**TPU, "num_workers": (2, 8)}, "num_workers", "num_workers=(4, 8)"),
+    (
+        ScalingConfig,
+        {**TPU, "num_workers": (4, 9)},
+        "num_workers",
+        "num_workers=(4, 8) or num_workers=(4, 12)",
+    ),
+    (
+        ScalingConfig,
+        {**TPU, "resources_per_worker": {"TPU": 8}},
+        "resources_per_worker['TPU']",
+        "1 or 2 or 4",
+    ),
+    (ScalingConfig, {**TPU, "slice_label": "rack"}, "slice_label", "Leave it out"),
+    (ScalingConfig, {"hosts_per_slice": 2}, "hosts_per_slice", "slice_label"),
+    (ScalingConfig, {"slice_label": "rack", "hosts_per_slice": 0}, "hosts_per_slice", "at least 1"),
     (ScalingConfig, {"replica_group_size": 0}, "replica_group_size", "at least 1"),
     (ScalingConfig, {"replica_group_size": 2, "num_workers": 3}, "replica_group_size", "multiple"),
     (FailureConfig, {"max_failures": -2}, "max_failures", "-1 for no limit"),
@@ -117,10 +136,6 @@ def test_a_bad_value_is_answered_with_its_field_and_a_remedy(kind, arguments, fi
 @pytest.mark.parametrize(
     "arguments",
     [
-        TPU,
-        {"accelerator_type": "A100"},
-        {"label_selector": {"zone": "a"}},
-        {"slice_label": "nvlink-domain"},
         {"replica_group_size": 2, "num_workers": 4},
         {"placement_strategy": "STRICT_SPREAD"},
     ],
@@ -128,6 +143,20 @@ def test_a_bad_value_is_answered_with_its_field_and_a_remedy(kind, arguments, fi
 def test_what_comes_with_a_later_release_is_refused_and_says_so(arguments):
     with pytest.raises(RefusedError, match="later release.*Leave"):
         ScalingConfig(**arguments)
+
+
+def test_a_tpu_slice_has_one_worker_for_each_host_unless_told_otherwise():
+    assert ScalingConfig(**TPU).worker_resources == {"TPU": 4}
+    assert ScalingConfig(**TPU).workers_per_slice == 4
+    finer = ScalingConfig(**{**TPU, "num_workers": (16, 32)}, resources_per_worker={"TPU": 1})
+    assert finer.workers_per_slice == 16
+    assert ScalingConfig(use_tpu=True).worker_resources == {"TPU": 1}
+
+
+def test_label_selectors_that_differ_between_workers_are_refused():
+    with pytest.raises(RefusedError, match="one dict"):
+        ScalingConfig(num_workers=2, label_selector=[{"a": "b"}, {"a": "c"}])
+    ScalingConfig(num_workers=2, label_selector=[{"a": "b"}, {"a": "b"}])
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/runs", "gs://bucket/runs", "az://container/runs"])

@@ -195,15 +195,11 @@ REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
     "Result.from_path": ("/a/run",),
 }
 VALUES: dict[str, object] = {  # where not just any object gets as far as the refusal
-    "use_tpu": True,
-    "topology": "4x4",
-    "accelerator_type": "A100",
-    "label_selector": {"zone": "a"},
     "relax_collectives_on_preemption": True,
     "preemption_grace_s": 30.0,
     "validation": True,
 }
-ALONGSIDE: dict[str, dict[str, object]] = {"topology": {"use_tpu": True}}
+ALONGSIDE: dict[str, dict[str, object]] = {}
 
 
 def use(item: Item) -> Callable[[], object]:

@@ -20,6 +20,14 @@ from everstep.callbacks import UserCallback
 from everstep.control.deadlines import Deadlines
 from everstep.errors import ConfigError, RefusedAttributeError, RefusedError
 from everstep.refusals import answers_unknown_arguments
+from everstep.topology.accelerators import (
+    TopologyError,
+    chips_in,
+    generation_of,
+    nearest_multiples,
+    slice_shape,
+)
+from everstep.topology.wanted import Wanted
 
 PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -63,6 +71,8 @@ class ScalingConfig:
     """Workers that together hold one copy of the model. ``None``: all of them."""
     slice_label: str | None = None
     """The host label whose value says which hosts make one slice (an NVLink domain, for example)."""
+    hosts_per_slice: int | None = None
+    """How many hosts a slice of ``slice_label`` has. ``None``: as many as live; a lost one isn't missed."""
 
     def __post_init__(self) -> None:
         _check_num_workers(self.num_workers)
@@ -74,6 +84,7 @@ class ScalingConfig:
         _require_text("ScalingConfig.slice_label", self.slice_label)
         _check_label_selector(self)
         _check_tpu(self)
+        _check_slice_label(self)
         _require_seconds(
             "ScalingConfig.elastic_resize_monitor_interval_s", self.elastic_resize_monitor_interval_s
         )
@@ -97,14 +108,42 @@ class ScalingConfig:
         """What one worker needs, defaults filled in and zeros left out."""
         if self.resources_per_worker is None:
             if self.use_tpu:
-                return {"TPU": 1}
+                return {"TPU": self._tpus_by_default}
             return {"GPU": 1} if self.use_gpu else {"CPU": 1}
         asked = {name: amount for name, amount in self.resources_per_worker.items() if amount != 0}
         if self.use_gpu:
             asked.setdefault("GPU", 1)
         if self.use_tpu:
-            asked.setdefault("TPU", 1)
+            asked.setdefault("TPU", self._tpus_by_default)
         return asked
+
+    @property
+    def _tpus_by_default(self) -> int:
+        """One worker for each TPU host, where it is known what a host has."""
+        if self.topology is None or self.accelerator_type is None:
+            return 1
+        return slice_shape(self.accelerator_type, self.topology).chips_per_host
+
+    @property
+    def workers_per_slice(self) -> int | None:
+        """Of a TPU slice; ``None`` where slices have no known shape."""
+        if not self.use_tpu or self.topology is None or self.accelerator_type is None:
+            return None
+        return slice_shape(self.accelerator_type, self.topology).workers(self.num_tpus_per_worker)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is asked of a cluster's hosts."""
+        selector = self.label_selector
+        return Wanted(
+            self.worker_resources,
+            self.topology,
+            self.accelerator_type,
+            self.slice_label,
+            dict(selector[0] if isinstance(selector, list) and selector else selector or {}),  # type: ignore[arg-type]
+            self.hosts_per_slice,
+            self.max_workers,
+        )
 
     @property
     def total_resources(self) -> dict[str, float]:
@@ -305,23 +344,15 @@ def override_from_environment(deadlines: Deadlines, environment: Mapping[str, st
 
 
 def _refuse_what_no_engine_serves_yet(scaling: ScalingConfig) -> None:
-    """Accelerator slices, labels and replica groups come with later releases: until then they are refused
-    here.
-    """
+    """What comes with later releases is refused here until then."""
     asked: Mapping[str, object] = {
-        "use_tpu": scaling.use_tpu,
-        "topology": scaling.topology,
-        "accelerator_type": scaling.accelerator_type,
-        "label_selector": scaling.label_selector,
-        "slice_label": scaling.slice_label,
         "replica_group_size": scaling.replica_group_size,
         "placement_strategy": scaling.placement_strategy.startswith("STRICT_") and scaling.placement_strategy,
     }
     for name, value in asked.items():
         if value:
             raise RefusedError(
-                f"ScalingConfig({name}={value!r}) is refused: the local engine doesn't serve it, and those "
-                "that do come with a later release.",
+                f"ScalingConfig({name}={value!r}) is refused: what serves it comes with a later release.",
                 f"Leave {name} out.",
                 f"ScalingConfig.{name}",
             )
@@ -397,33 +428,30 @@ def _check_label_selector(scaling: ScalingConfig) -> None:
             raise _bad(
                 name, selector, "a dict of strings, or a list of them", "Write {'zone': 'a'}, for example"
             )
-    if isinstance(selector, list) and len(selector) != scaling.max_workers:
-        raise _bad(
-            name,
-            selector,
-            f"one dict for each of {scaling.max_workers} workers",
-            "Give one dict for all workers, or a list of that length",
-        )
+    if isinstance(selector, list):
+        if len(selector) != scaling.max_workers:
+            raise _bad(
+                name,
+                selector,
+                f"one dict for each of {scaling.max_workers} workers",
+                "Give one dict for all workers, or a list of that length",
+            )
+        if any(labels != selector[0] for labels in selector):
+            raise RefusedError(
+                f"{name} differs between workers, and is refused: ranks follow the slices that they are in.",
+                "Give one dict for all workers.",
+                name,
+            )
 
 
 def _check_tpu(scaling: ScalingConfig) -> None:
-    topology = scaling.topology
-    if topology is not None:
-        sides = topology.split("x") if isinstance(topology, str) else []
-        if len(sides) not in (2, 3) or not all(side.isdecimal() and int(side) > 0 for side in sides):
-            raise _bad(
-                "ScalingConfig.topology",
-                topology,
-                "two or three sizes",
-                "Write '4x4' or '2x2x4', for example",
-            )
-        if not scaling.use_tpu:
-            raise _bad(
-                "ScalingConfig.topology",
-                topology,
-                "none without use_tpu",
-                "Set use_tpu=True, or leave it out",
-            )
+    if scaling.topology is not None and not scaling.use_tpu:
+        raise _bad(
+            "ScalingConfig.topology",
+            scaling.topology,
+            "none without use_tpu",
+            "Set use_tpu=True, or leave it out",
+        )
     if not scaling.use_tpu:
         return
     if scaling.use_gpu:
@@ -444,6 +472,59 @@ def _check_tpu(scaling: ScalingConfig) -> None:
                 "none with use_tpu",
                 "Leave it out: slices are chosen by topology",
             )
+    try:
+        if scaling.topology is not None:
+            chips_in(scaling.topology)
+        if scaling.accelerator_type is not None:
+            generation_of(scaling.accelerator_type)
+        per_slice = scaling.workers_per_slice
+    except TopologyError as error:
+        raise _bad(f"ScalingConfig.{error.field}", error.seen, error.expected, error.remedy) from error
+    if per_slice is not None:
+        _check_whole_slices(scaling, per_slice)
+
+
+def _check_whole_slices(scaling: ScalingConfig, per_slice: int) -> None:
+    counts = scaling.num_workers if isinstance(scaling.num_workers, tuple) else (scaling.num_workers,)
+    if not any(count % per_slice for count in counts):
+        return
+    choices: list[Any]
+    if len(counts) == 2:
+        # The nearest whole numbers of slices, of which the larger must not be below the smaller.
+        choices = [
+            (low, high)
+            for low in nearest_multiples(counts[0], per_slice)
+            for high in nearest_multiples(counts[1], per_slice)
+            if low <= high
+        ]
+    else:
+        choices = nearest_multiples(counts[0], per_slice)
+    chips = scaling.num_tpus_per_worker
+    raise _bad(
+        "ScalingConfig.num_workers",
+        scaling.num_workers,
+        f"whole slices of {per_slice} workers (a {scaling.topology} with {chips:g} chips a worker)",
+        f"Use {' or '.join(f'num_workers={choice}' for choice in choices)}",
+    )
+
+
+def _check_slice_label(scaling: ScalingConfig) -> None:
+    if scaling.slice_label is not None and scaling.use_tpu:
+        raise _bad(
+            "ScalingConfig.slice_label",
+            scaling.slice_label,
+            "none with use_tpu",
+            "Leave it out: TPU slices are known by their own labels",
+        )
+    hosts = scaling.hosts_per_slice
+    if hosts is None:
+        return
+    if not _is_int(hosts) or hosts < 1:
+        raise _bad("ScalingConfig.hosts_per_slice", hosts, "an int of at least 1", "Leave it out")
+    if scaling.slice_label is None:
+        raise _bad(
+            "ScalingConfig.hosts_per_slice", hosts, "none without slice_label", "Give slice_label as well"
+        )
 
 
 def _check_replica_group_size(scaling: ScalingConfig) -> None:

@@ -66,6 +66,7 @@ class Job:
             int(self.scaling.num_gpus_per_worker),
             self.scaling.max_workers,
             self.run.deadlines,
+            self.scaling.wanted,
         )
 
     def preparation(self, lease: int) -> wire.Prepare:

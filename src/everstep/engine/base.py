@@ -13,6 +13,7 @@ from everstep.agent import wire
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Failure
 from everstep.topology.slices import HostId, HostView, SliceName
+from everstep.topology.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Ask:
     gpus: int
     workers: int
     deadlines: Deadlines
+    wanted: Wanted
+    """What a worker needs of a cluster's hosts: resources with defaults, labels, and the shape of a slice."""
 
 
 class Sink(Protocol):

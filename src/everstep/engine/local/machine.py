@@ -29,6 +29,18 @@ def visible_gpus() -> tuple[str, ...]:
 
 def check_feasible(ask: Ask, cluster: LocalCluster | None) -> None:
     """Refuse, before anything starts, what this machine can never give."""
+    asked = {
+        "use_tpu": bool(ask.wanted.per_worker.get("TPU")),
+        "accelerator_type": ask.wanted.accelerator_type,
+        "label_selector": ask.wanted.labels,
+        "slice_label": ask.wanted.slice_label,
+    }
+    for name, value in asked.items():
+        if value:
+            raise InfeasibleResourcesError(
+                f"ScalingConfig({name}={value!r}): the local engine has no such hosts",
+                f"leave {name} out, or run on a cluster that has them, with engine='ray'",
+            )
     if cluster is not None:
         slots = cluster.workers_per_host
         if slots is not None and cluster.hosts_per_slice > 1:
