@@ -23,6 +23,10 @@ sys.path.insert(0, str(_HERE))
 
 from processes import ours, wait_for  # noqa: E402
 
+# Ray stays on loopback, and tells nobody.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
 # A folder for sockets of the tests' own: what the user runs beside them is not theirs to see or break.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="ev")
 atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)

@@ -109,11 +109,6 @@ def test_a_bad_argument_is_answered_with_its_name_and_a_remedy(arguments, hint):
     assert caught.value.remedy
 
 
-def test_the_ray_engine_is_refused_until_it_comes():
-    with pytest.raises(RefusedError, match="later release.*engine='local'"):
-        Trainer(takes_nothing, engine="ray")
-
-
 @pytest.mark.parametrize(
     "argument",
     ["datasets", "dataset_config", "validation_config", "metadata", "resume_from_checkpoint"],
@@ -162,13 +157,6 @@ def test_the_config_that_was_given_can_change_later_without_the_trainer():
     trainer = Trainer(takes_config, train_loop_config=config)
     config["lr"] = 2
     assert trainer.train_loop_config == {"lr": 1}
-
-
-def test_somebody_who_has_a_ray_cluster_is_told_that_it_is_not_used(monkeypatch, caplog):
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with caplog.at_level(logging.WARNING, "everstep"):
-        Trainer(takes_nothing)
-    assert "not the Ray cluster" in caplog.text
 
 
 def test_making_a_trainer_imports_no_framework_and_no_driver():

@@ -33,7 +33,6 @@ PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _REMOTE_SCHEMES = ("s3", "gs", "az")
-_SERVED_RUNTIME_ENV = ("env_vars", "working_dir")
 _LOG_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
 _LONGEST_NAME = 200  # a file name may have 255 bytes, and ours get suffixes
 
@@ -272,7 +271,7 @@ class RunConfig:
     callbacks: tuple[UserCallback, ...] = ()
     """Any iterable of ``UserCallback``; they run in the driver's process."""
     worker_runtime_env: Mapping[str, Any] = field(default_factory=dict)
-    """``env_vars`` and ``working_dir`` for the workers."""
+    """``env_vars`` and ``working_dir`` for the workers; on Ray all that a runtime environment can have."""
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Every time limit. A variable ``EVERSTEP_<NAME>`` in the environment overrides the limit of that name.
@@ -629,14 +628,6 @@ def _checked_runtime_env(runtime_env: object) -> dict[str, Any]:
     if not isinstance(runtime_env, Mapping):
         raise _bad(name, runtime_env, "a dict", "Write {'env_vars': {'KEY': 'value'}}, for example")
     served = {key: value for key, value in runtime_env.items() if value is not None}
-    for key in served:
-        if key not in _SERVED_RUNTIME_ENV:
-            raise RefusedError(
-                f"{name}[{key!r}] is refused: the local engine serves {' and '.join(_SERVED_RUNTIME_ENV)}, "
-                "and the one that serves the rest comes with a later release.",
-                "Prepare it in the environment that you start from instead.",
-                f"{name}.{key}",
-            )
     env_vars = served.get("env_vars", {})
     if not isinstance(env_vars, Mapping):
         raise _bad(
@@ -662,6 +653,8 @@ def _checked_runtime_env(runtime_env: object) -> dict[str, Any]:
 def _checked_working_dir(name: str, folder: object) -> str:
     if not isinstance(folder, (str, os.PathLike)):
         raise _bad(name, folder, "a folder", "Give the path of a folder on this machine")
+    if "://" in os.fspath(folder):
+        return os.fspath(folder)  # an archive, which Ray fetches
     path = os.path.abspath(os.path.expanduser(os.fspath(folder)))
     if not os.path.isdir(path):
         raise _bad(name, folder, "a folder that exists", "Make it first, or leave it out to stay in this one")

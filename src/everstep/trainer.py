@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -43,7 +41,9 @@ class Trainer:
             given, an empty one.
         scaling_config: How many workers, and what each needs. One worker by default.
         run_config: Where the run lives, and how it deals with failures.
-        engine: ``"auto"``, ``"local"``, or an engine such as ``everstep.testing.LocalCluster(…)``.
+        engine: ``"local"``: processes of this machine. ``"ray"``: nodes of a Ray cluster. ``"auto"``: Ray
+            where ``ray.is_initialized()`` or ``RAY_ADDRESS`` is set, else local. Or an engine such as
+            ``everstep.testing.LocalCluster(…)``.
         backend_config: A backend of your own: an object with the methods of
             ``everstep.backend.base.Backend``.
     """
@@ -196,35 +196,21 @@ def _checked_config(owner: str, name: str, given: object, kind: type[Config]) ->
 
 
 def _checked_engine(engine: object) -> object:
-    if engine == "ray":
-        raise RefusedError(
-            "Trainer(engine='ray') is refused: the Ray engine comes with a later release.",
-            "Use engine='local'.",
-            "Trainer.engine",
-        )
     if isinstance(engine, str) and engine not in _ENGINES:
         close = difflib.get_close_matches(engine, _ENGINES, n=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else "Use 'auto' or 'local'."
+        remedy = f"Did you mean {close[0]!r}?" if close else "Use 'auto', 'local' or 'ray'."
         raise ConfigError(
-            f"Trainer.engine is {engine!r}, expected 'auto', 'local' or an engine.", remedy, "Trainer.engine"
+            f"Trainer.engine is {engine!r}, expected 'auto', 'local', 'ray' or an engine.",
+            remedy,
+            "Trainer.engine",
         )
     if engine is None or isinstance(engine, type):
         raise ConfigError(
-            f"Trainer.engine is {engine!r}, expected 'auto', 'local' or an engine.",
+            f"Trainer.engine is {engine!r}, expected 'auto', 'local', 'ray' or an engine.",
             "Leave it out, or give an instance: everstep.testing.LocalCluster(…).",
             "Trainer.engine",
         )
-    if engine == "auto" and _ray_is_near():
-        logger.warning(
-            "This machine alone is used, not the Ray cluster: the Ray engine comes with a later release."
-        )
     return engine
-
-
-def _ray_is_near() -> bool:
-    """Whether the user has reason to think of a Ray cluster. Never imports Ray to find out."""
-    ray = sys.modules.get("ray")
-    return bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())
 
 
 def _no_restore(name: str) -> RefusedError:

@@ -131,3 +131,23 @@ def jax_steps(config: dict[str, Any]) -> int:
         note(config, step=step)
         if total[1] > 0:
             return step
+
+
+def elastic_steps(config: dict[str, Any]) -> int:
+    """Count, together, until told to stop; rank 0 saves every step, or when asked to."""
+    context = train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    step = restore_step()
+    facts = {"world": world, "slices": context.get_num_slices(), "slice": context.get_slice_id()}
+    note(config, step=step, restored=True, reason=context.get_restart_reason(), **facts)
+    until = Path(config["until"])
+    while True:
+        stop = train.collective.broadcast_from_rank_zero(until.exists())
+        if stop:
+            return step
+        step += 1
+        due = config.get("save_every", 1)
+        saves = rank == 0 and (train.should_checkpoint() if due == "asked" else step % due == 0)
+        train.report({"step": step, "world": world}, checkpoint=save_step(step) if saves else None)
+        note(config, step=step, saved=saves, **facts)
+        time.sleep(config.get("pause_s", 0.05))

@@ -12,6 +12,7 @@ import fcntl
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -137,10 +138,12 @@ class Connection(asyncio.Protocol):
 
 
 class Agent:
-    def __init__(self, host: str, folder: Path, owner: tuple[int, int]) -> None:
+    def __init__(self, host: str, folder: Path, owner: tuple[int, int], tied: bool = False) -> None:
+        """``tied``: end when standard input does, which the owner holds."""
         self.host = host
         self._folder = folder
         self._owner = owner
+        self._tied = tied
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._beats = Beats()
@@ -178,7 +181,10 @@ class Agent:
             self._loop.add_signal_handler(sig, handler)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._beats.start()
-        (self._folder / "ready").touch()
+        if self._tied:
+            self._loop.add_reader(0, self._done.set)
+        (self._folder / "ready.tmp").write_text(str(os.getpid()))
+        (self._folder / "ready.tmp").rename(self._folder / "ready")
         watcher = asyncio.create_task(self._watch_owner())
         try:
             await self._done.wait()
@@ -320,6 +326,7 @@ class Agent:
     # ------------------------------------------------------------------ the template
 
     def _prepare(self, message: wire.Prepare) -> None:
+        message = _at_home(message) if message.elsewhere else message
         recipe = Recipe(
             wire.Load(
                 message.code,
@@ -681,6 +688,19 @@ class Agent:
     def _notice_cancelled(self) -> None:
         self._noticed = None
         self._say(wire.Noticed(None))
+
+
+def _at_home(message: wire.Prepare) -> wire.Prepare:
+    """The same order in terms of this machine: its environment, with what the driver adds to it."""
+    mine = [path for path in sys.path if path]
+    theirs = [path for path in message.python_path if path not in mine and os.path.exists(path)]
+    there = bool(message.cwd) and os.path.isdir(message.cwd)
+    return msgspec.structs.replace(
+        message,
+        env={**os.environ, **message.env},
+        python_path=mine + theirs,
+        cwd=message.cwd if there else os.getcwd(),
+    )
 
 
 def raise_file_limit() -> None:

@@ -147,6 +147,8 @@ class Prepare(ToAgent, frozen=True):
     storage_limits: Limits
     marker: str
     """An object that the driver has put into the run's storage, and that this host must see."""
+    elsewhere: bool = False
+    """The driver may be on another machine: ``env``, ``python_path`` and ``cwd`` only add to what is here."""
 
 
 class Start(ToAgent, frozen=True):

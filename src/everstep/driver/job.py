@@ -67,28 +67,34 @@ class Job:
             self.scaling.max_workers,
             self.run.deadlines,
             self.scaling.wanted,
+            self.run.worker_runtime_env,
         )
 
-    def preparation(self, lease: int) -> wire.Prepare:
+    def preparation(self, lease: int, engine: Engine) -> wire.Prepare:
         """As a template needs it."""
         given = self.run.worker_runtime_env
-        env = payload.template_environment(given)
-        # Workers that share a machine share its processors: a pool of every core for each is slower for all.
-        share = max(1, (os.cpu_count() or 1) // max(1, self.scaling.max_workers))
-        env.setdefault("OMP_NUM_THREADS", str(share))
+        if engine.shares_machine:
+            env = payload.template_environment(given)
+            # Workers that share a machine share its processors: a pool of every core for each is slower.
+            share = max(1, (os.cpu_count() or 1) // max(1, self.scaling.max_workers))
+            env.setdefault("OMP_NUM_THREADS", str(share))
+        else:
+            env = payload.given_variables(given)
+            env.setdefault("OMP_NUM_THREADS", str(max(1, int(self.scaling.num_cpus_per_worker))))
         return wire.Prepare(
             lease,
             self.code,
             self.arguments,
             env,
             payload.python_path(given),
-            payload.working_folder(given),
+            payload.working_folder(given) if engine.shares_machine or "working_dir" not in given else "",
             self.preload,
             self.run.deadlines.probe_s,
             self.store.address(),
             dict(self.run.storage_options or {}),
             Limits.of(self.run.deadlines),
             self.marker,
+            not engine.shares_machine,
         )
 
     def specs(self, start: StartWorkers, engine: Engine) -> dict[HostId, list[wire.WorkerSpec]]:
@@ -99,7 +105,7 @@ class Job:
         generations = dict(start.generations)
         by_host: dict[HostId, list[wire.WorkerSpec]] = {}
         for a in start.assignments:
-            member = _member(a, engine, int(self.scaling.num_gpus_per_worker), leaders)
+            member = _member(a, engine, self.scaling, leaders)
             spec = self._spec(a, generations[a.group_id], member, start)
             by_host.setdefault(a.host, []).append(spec)
         return by_host
@@ -129,8 +135,10 @@ class Job:
         )
 
 
-def _member(a: Assignment, engine: Engine, gpus: int, leaders: dict[int, str]) -> Member:
-    devices = engine.devices(a.host)[a.local_rank * gpus : (a.local_rank + 1) * gpus]
+def _member(a: Assignment, engine: Engine, scaling: ScalingConfig, leaders: dict[int, str]) -> Member:
+    each = int(scaling.num_tpus_per_worker if scaling.use_tpu else scaling.num_gpus_per_worker)
+    devices = engine.devices(a.host)[a.local_rank * each : (a.local_rank + 1) * each]
+    kind = "tpu" if scaling.use_tpu else "gpu" if devices else ""
     return Member(
         rank=a.rank,
         world_size=a.world_size,
@@ -146,7 +154,7 @@ def _member(a: Assignment, engine: Engine, gpus: int, leaders: dict[int, str]) -
         group_size=a.group_size,
         bind_address=engine.address(a.host),
         devices=devices,
-        device_kind="gpu" if devices else "",
+        device_kind=kind,
         slice_leaders=tuple(leaders[s] for s in sorted(leaders)),
     )
 

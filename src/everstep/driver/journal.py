@@ -44,6 +44,8 @@ class Owner(msgspec.Struct, frozen=True):
     boot: str
     pid: int
     started: int
+    engine: str = ""
+    """What its engine knows it by, if it has ways of its own to tell whether it lives."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -352,7 +354,7 @@ def read(run: Store | Path | str) -> Iterator[AnyRecord]:
     return Scan(open_store(str(run)) if isinstance(run, Path | str) else run).records()
 
 
-def me() -> Owner:
+def me(engine: str = "") -> Owner:
     """This process, as an owner."""
     from everstep.agent import kernel
 
@@ -362,4 +364,5 @@ def me() -> Owner:
         boot.read_text().strip() if boot.exists() else "",
         os.getpid(),
         kernel.start_time(os.getpid()) or 0,
+        engine,
     )

@@ -261,7 +261,7 @@ class Driver:
             case c.RequestCapacity():
                 self._engine.request_capacity(command.workers)
             case c.PrepareHost():
-                self._engine.send(command.host, self._job.preparation(self._lease))
+                self._engine.send(command.host, self._job.preparation(self._lease, self._engine))
             case c.RetireHost():
                 self._engine.retire(command.host)
             case c.StartWorkers():

@@ -112,12 +112,15 @@ def imports_of(function: Any) -> list[str]:
     return list(names)
 
 
+def given_variables(runtime_env: Mapping[str, Any]) -> dict[str, str]:
+    """What the user sets for the workers, wherever they run."""
+    return {"PYTHONUNBUFFERED": "1", **{str(k): str(v) for k, v in runtime_env.get("env_vars", {}).items()}}
+
+
 def template_environment(runtime_env: Mapping[str, Any]) -> dict[str, str]:
     """What the template is started with: frameworks read some variables when they are imported."""
-    env = dict(os.environ)
-    env.update({str(k): str(v) for k, v in runtime_env.get("env_vars", {}).items()})
+    env = {**os.environ, **given_variables(runtime_env)}
     env["PYTHONPATH"] = os.pathsep.join(python_path(runtime_env))
-    env.setdefault("PYTHONUNBUFFERED", "1")
     return env
 
 

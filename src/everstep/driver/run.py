@@ -5,6 +5,7 @@ for.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import secrets
 import signal
@@ -84,6 +85,7 @@ def run_training(spec: RunSpec) -> Result:
     config = payload.config_digest(spec.train_loop_config)
     if history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue":
         return _finished_already(spec, name, run, history, config)
+    engine = LocalEngine() if spec.scaling.num_workers == 0 else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
 
@@ -91,7 +93,7 @@ def run_training(spec: RunSpec) -> Result:
         return journal.Opened(
             journal.FORMAT,
             lease,
-            journal.me(),
+            journal.me(engine.whoami()),
             time.monotonic(),
             time.time(),
             __version__,
@@ -104,7 +106,7 @@ def run_training(spec: RunSpec) -> Result:
         )
 
     try:
-        log, history = take(run, opened, spec.run.lease_ttl_s, display.say)
+        log, history = take(run, opened, spec.run.lease_ttl_s, display.say, engine.is_dead)
     except BaseException:
         display.close()
         raise
@@ -137,7 +139,7 @@ def run_training(spec: RunSpec) -> Result:
         f"{name}-{history.lease + 1}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
     )
     observer = Callbacks(display, spec.run.callbacks, context)
-    driver = Driver(job, _engine(spec.engine), log, history, observer)
+    driver = Driver(job, engine, log, history, observer)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
         stopped = _run_thread(thread, driver)
@@ -175,9 +177,25 @@ def _finished_already(spec: RunSpec, name: str, run: Store, history: History, co
 def _engine(engine: object) -> Engine:
     if isinstance(engine, LocalCluster):
         return LocalEngine(engine)
+    if engine == "ray" or (engine == "auto" and _ray_is_near()):
+        try:
+            from everstep.engine.ray.engine import RayEngine
+        except ImportError as error:
+            raise ConfigError(
+                f"engine='ray' needs Ray, which can't be imported here ({error}).",
+                "pip install 'everstep[ray]', or use engine='local'.",
+                "Trainer.engine",
+            ) from error
+        return RayEngine()
     if engine in ("auto", "local"):
         return LocalEngine()
     return engine  # type: ignore[return-value]
+
+
+def _ray_is_near() -> bool:
+    """Whether the user has reason to think of a Ray cluster. Never imports Ray to find out."""
+    ray = sys.modules.get("ray")
+    return bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())
 
 
 def _run_thread(thread: threading.Thread, driver: Driver) -> StopKind | None:

@@ -6,8 +6,9 @@ and the same everywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from everstep.agent import wire
 from everstep.control.deadlines import Deadlines
@@ -29,6 +30,8 @@ class Ask:
     deadlines: Deadlines
     wanted: Wanted
     """What a worker needs of a cluster's hosts: resources with defaults, labels, and the shape of a slice."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """What the user wants of the workers' environment, for engines that can make one."""
 
 
 class Sink(Protocol):
@@ -51,6 +54,19 @@ class Sink(Protocol):
 
 class Engine(Protocol):
     """Where hosts come from."""
+
+    shares_machine: bool
+    """Hosts are on the driver's machine, and have its environment."""
+
+    def whoami(self) -> str:
+        """This driver, as the engine knows it, so that its death can be proven from another machine. Empty:
+        it can't.
+        """
+        ...
+
+    def is_dead(self, driver: str) -> bool:
+        """Whether the driver that said this of itself has ended."""
+        ...
 
     async def open(self, sink: Sink, ask: Ask) -> None:
         """Look for hosts, and say what there is. Raises ``InfeasibleResourcesError`` for what can never be

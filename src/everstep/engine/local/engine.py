@@ -106,6 +106,7 @@ class HostLink:
 class LocalEngine:
     """Hosts of a ``LocalCluster``; without one given, a host of its own for this run."""
 
+    shares_machine = True
     sink: Sink
     ask: Ask
 
@@ -118,6 +119,12 @@ class LocalEngine:
         self._claiming: dict[int, set[HostId]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._last_view: tuple[HostView, ...] = ()
+
+    def whoami(self) -> str:
+        return ""  # a process of this machine: the kernel knows whether it lives
+
+    def is_dead(self, driver: str) -> bool:
+        return False
 
     async def open(self, sink: Sink, ask: Ask) -> None:
         check_feasible(ask, self._cluster)

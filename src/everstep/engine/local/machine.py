@@ -8,7 +8,9 @@ from functools import cache
 
 from everstep.engine.base import Ask
 from everstep.engine.local.cluster import LocalCluster
-from everstep.errors import InfeasibleResourcesError
+from everstep.errors import InfeasibleResourcesError, RefusedError
+
+_SERVED_RUNTIME_ENV = ("env_vars", "working_dir")
 
 
 @cache
@@ -29,6 +31,14 @@ def visible_gpus() -> tuple[str, ...]:
 
 def check_feasible(ask: Ask, cluster: LocalCluster | None) -> None:
     """Refuse, before anything starts, what this machine can never give."""
+    for key, value in ask.runtime_env.items():
+        if key not in _SERVED_RUNTIME_ENV or (key == "working_dir" and "://" in value):
+            raise RefusedError(
+                f"RunConfig.worker_runtime_env[{key!r}] is refused: the local engine serves "
+                f"{' and '.join(_SERVED_RUNTIME_ENV)}, the rest needs engine='ray'.",
+                "Prepare it in the environment that you start from instead.",
+                f"RunConfig.worker_runtime_env.{key}",
+            )
     asked = {
         "use_tpu": bool(ask.wanted.per_worker.get("TPU")),
         "accelerator_type": ask.wanted.accelerator_type,

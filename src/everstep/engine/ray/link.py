@@ -1,0 +1,98 @@
+"""The driver's line to one agent: orders out, words and heartbeats in, each as calls of its actor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ray.exceptions import RayError
+
+from everstep.agent import wire
+from everstep.engine.base import Ask
+from everstep.engine.hearing import Hearing
+from everstep.topology.slices import HostId
+
+_WAIT_S = 2.0
+
+
+class Ears(Protocol):
+    """Who is told."""
+
+    hearing: Hearing
+
+    def heard(self, link: HostLink, message: wire.AnyFromAgent) -> None: ...
+
+    def lost(self, link: HostLink, why: str) -> None: ...
+
+
+class HostLink:
+    """A host whose agent we speak with."""
+
+    def __init__(self, host: HostId, slice_name: str, actor: Any, ears: Ears) -> None:
+        self.host = host
+        self.slice = slice_name
+        self.actor = actor
+        self.run = ""
+        self.known = asyncio.Event()
+        self.owner = (0, 0)
+        self.accelerators: dict[str, list[str]] = {}
+        self.session = 0
+        self._ears = ears
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def connect(self, ask: Ask, driver: str) -> None:
+        """Wait for the agent, and begin to listen."""
+        pid, started, self.accelerators = await self.actor.hello.remote()
+        self.owner = (pid, started)
+        beat_s = ask.deadlines.heartbeat_interval_s
+        self.session = await self.actor.attach.remote(ask.run, ask.lease, beat_s, driver)
+        self._ears.hearing.watch(self.host)
+        self._tasks = [
+            asyncio.create_task(self._guard(self._listen)),
+            asyncio.create_task(self._guard(lambda: self._feel_the_pulse(ask))),
+        ]
+        await asyncio.wait_for(self.known.wait(), ask.deadlines.heartbeat_timeout_s * 4)
+
+    def send(self, message: wire.AnyToAgent) -> None:
+        self.actor.order.remote(self.session, wire.frame(message))
+
+    async def _guard(self, body: Callable[[], Any]) -> None:
+        try:
+            await body()
+        except RayError as error:
+            self._ears.lost(self, f"its agent died ({type(error).__name__})")
+
+    async def _listen(self) -> None:
+        frames = wire.Frames()
+        after = 0
+        while True:
+            taken = await self.actor.words.remote(self.session, after, _WAIT_S)
+            if taken is None:
+                self._ears.lost(self, "its agent died")
+                return
+            after, data = taken
+            if data:
+                self._ears.hearing.heard(self.host)
+            for body in frames.feed(data):
+                message = wire.from_agent.decode(body)
+                if isinstance(message, wire.Status):
+                    self.run = message.run
+                    self.known.set()
+                self._ears.heard(self, message)
+
+    async def _feel_the_pulse(self, ask: Ask) -> None:
+        limits = ask.deadlines
+        while True:
+            asked = time.monotonic()
+            age = await self.actor.beat.remote(self.session)
+            if age < limits.heartbeat_timeout_s:
+                self._ears.hearing.heard(self.host)
+            await asyncio.sleep(max(0.0, asked + limits.heartbeat_interval_s - time.monotonic()))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._tasks = []

@@ -1,0 +1,242 @@
+"""A real Ray cluster on this machine: a head without CPUs, and nodes that are hosts of slices."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from everstep import Deadlines, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
+from everstep.driver import journal
+from processes import wait_for
+
+_STORE = 80 << 20
+
+
+class RayCluster:
+    def __init__(self) -> None:
+        # A place of its own, with a short name: Ray's sockets lie deep in it.
+        self.folder = tempfile.mkdtemp(prefix="er")
+        os.environ["RAY_TMPDIR"] = self.folder
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._ray = ray
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "object_store_memory": _STORE,
+                "include_dashboard": False,
+                "node_ip_address": "127.0.0.1",
+            },
+        )
+        self.nodes: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def connect(self) -> None:
+        self._ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+
+    def add_host(self, slice_name: str, index: int, cpus: int = 2) -> str:
+        """A host with four chips of a v6e 2x4 that has two hosts. Its node id."""
+        labels = {
+            "ray.io/tpu-slice-name": slice_name,
+            "ray.io/tpu-worker-id": str(index),
+            "ray.io/tpu-topology": "2x4",
+            "ray.io/accelerator-type": "TPU-V6E",
+        }
+        return self.add_node(labels, {"TPU": 4}, cpus)
+
+    def add_node(self, labels: dict[str, str], resources: dict[str, float], cpus: int = 2) -> str:
+        node = self.cluster.add_node(
+            num_cpus=cpus,
+            resources=resources,
+            labels=labels,
+            object_store_memory=_STORE,
+            node_ip_address="127.0.0.1",
+        )
+        self.nodes[node.node_id] = node
+        return str(node.node_id)
+
+    def add_slice(self, name: str, hosts: int = 2) -> list[str]:
+        return [self.add_host(name, index) for index in range(hosts)]
+
+    def raylet_pid(self, node_id: str) -> int:
+        return int(self.nodes[node_id].all_processes["raylet"][0].process.pid)
+
+    def kill_raylet(self, node_id: str) -> None:
+        """The machine is gone, as far as Ray can tell: SIGKILL."""
+        os.kill(self.raylet_pid(node_id), signal.SIGKILL)
+
+    def drain(self, node_id: str, seconds: float) -> None:
+        from ray.core.generated import autoscaler_pb2
+
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline = int((time.time() + seconds) * 1000)
+        gcs = self._ray._private.worker.global_worker.gcs_client
+        accepted, why = gcs.drain_node(node_id, reason, "preempted by a test", deadline)
+        assert accepted, why
+
+    def remove(self, node_id: str) -> None:
+        node = self.nodes.pop(node_id)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def clear(self) -> None:
+        """Remove every node but the head."""
+        for node_id in list(self.nodes):
+            self.remove(node_id)
+
+    def close(self) -> None:
+        self.clear()
+        self._ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def everstep_actors() -> list[str]:
+    import ray
+
+    return [
+        a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == "everstep"
+    ]
+
+
+def everstep_groups() -> dict[str, str]:
+    """Names and states of what is reserved or asked for."""
+    import ray
+
+    table = ray.util.placement_group_table().values()
+    return {
+        g["name"]: g["state"] for g in table if g["name"].startswith("everstep/") and g["state"] != "REMOVED"
+    }
+
+
+def notes_in(folder: Path) -> list[dict[str, Any]]:
+    """What the workers of a run noted, with their ranks."""
+    found = []
+    for path in sorted((folder / "notes").glob("rank-*.jsonl")):
+        rank = int(path.stem.split("-")[1])
+        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+        found += [{"rank": rank, **json.loads(line)} for line in lines]
+    return found
+
+
+SCALING = {
+    "use_tpu": True,
+    "topology": "2x4",
+    "accelerator_type": "TPU-V6E",
+    "resources_per_worker": {"TPU": 4},
+}
+
+
+class Running:
+    """A run in a thread of this process, looked at from outside."""
+
+    def __init__(
+        self,
+        folder: Path,
+        function: Callable[..., Any],
+        num_workers: Any = 2,
+        *,
+        trainer: Callable[..., Trainer] = Trainer,
+        engine: object = "ray",
+        config: dict[str, Any] | None = None,
+        scaling: dict[str, Any] | None = None,
+        name: str = "run",
+        max_failures: int = 0,
+        deadlines: Deadlines | None = None,
+        **run: Any,
+    ) -> None:
+        self.folder = folder
+        (folder / "notes").mkdir(exist_ok=True)
+        self.path = folder / "runs" / name
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self._trainer = trainer(
+            function,
+            train_loop_config={
+                "notes": str(folder / "notes"),
+                "until": str(folder / "until"),
+                **(config or {}),
+            },
+            scaling_config=ScalingConfig(
+                num_workers=num_workers,
+                elastic_resize_monitor_interval_s=0.5,
+                **(SCALING if scaling is None else scaling),
+            ),
+            run_config=RunConfig(
+                name=name,
+                storage_path=str(folder / "runs"),
+                failure_config=FailureConfig(max_failures=max_failures),
+                deadlines=deadlines or Deadlines(),
+                **run,
+            ),
+            engine=engine,
+        )
+        self.thread = threading.Thread(target=self._fit, daemon=True)
+        self.thread.start()
+
+    def _fit(self) -> None:
+        try:
+            self.result = self._trainer.fit()
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> Result:
+        (self.folder / "until").touch()
+        return self.wait()
+
+    def wait(self, timeout_s: float = 90.0) -> Result:
+        self.thread.join(timeout_s)
+        assert not self.thread.is_alive(), "fit() has not returned"
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+    # ------------------------------------------------------------------ what can be seen
+
+    def notes(self) -> list[dict[str, Any]]:
+        return notes_in(self.folder)
+
+    def records(self, kind: type | None = None) -> list[Any]:
+        found = list(journal.read(self.path)) if self.path.exists() else []
+        return [r for r in found if kind is None or isinstance(r, kind)]
+
+    def newest_epoch(self) -> int:
+        return max((note["epoch"] for note in self.notes()), default=0)
+
+    def step(self) -> int:
+        return max((note["step"] for note in self.notes()), default=0)
+
+    def pids(self) -> dict[int, int]:
+        """Of the newest epoch, by rank."""
+        newest = self.newest_epoch()
+        return {note["rank"]: note["pid"] for note in self.notes() if note["epoch"] == newest}
+
+    def until_training(self, world: int, after_epoch: int = 0, timeout_s: float = 60.0) -> int:
+        """Wait until every rank of a group of this size, in a later epoch, has made a step. The epoch."""
+
+        def trains() -> bool:
+            assert self.error is None, self.error
+            newest = self.newest_epoch()
+            stepped = {n["rank"] for n in self.notes() if n["epoch"] == newest and not n.get("restored")}
+            worlds = {n["world"] for n in self.notes() if n["epoch"] == newest}
+            return newest > after_epoch and worlds == {world} and stepped == set(range(world))
+
+        wait_for(trains, f"{world} workers training, after epoch {after_epoch}", timeout_s)
+        return self.newest_epoch()
+
+    def until_steps(self, more: int = 3) -> None:
+        at = self.step() + more
+        wait_for(lambda: self.step() >= at, f"step {at}", 60.0)
