@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -167,6 +168,12 @@ def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str,
         "restartCount": restarts,
         "state": state or {"running": {}},
     }
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 class OperatorProcess:

@@ -103,7 +103,7 @@ async def _run(
 
             async def ready() -> None:
                 if webhook is not None:
-                    await around.enter_async_context(validating.served(webhook, api, settings.all_clusters))
+                    await around.enter_async_context(validating.served(webhook, api, settings))
                 where = ", ".join(settings.namespaces) or "all namespaces"
                 log.info("looking after RayClusters in %s", where)
 

@@ -210,7 +210,9 @@ class _Reconciliation:
             why = "suspended" if suspended else f"{room} replicas are wanted"
             doomed += [(replica, why) for replica in healthy[-surplus:]]
             del healthy[-surplus:]
-        doomed += self._outdated(group, healthy, undisturbed=not doomed and len(healthy) >= room)
+        # What is stuck has been replaced, and mustn't hold up the others.
+        busy = any(replica.holds_its_place(self.now) for replica, _ in doomed)
+        doomed += self._outdated(group, healthy, undisturbed=not busy and len(healthy) >= room)
         return doomed
 
     def _outdated(

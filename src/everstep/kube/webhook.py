@@ -18,7 +18,7 @@ from aiohttp import web
 
 from everstep.kube import names
 from everstep.kube.api import Api, ApiError
-from everstep.kube.operator import is_claimed
+from everstep.kube.operator import Settings, is_claimed
 from everstep.kube.validation import problems, unsupported
 
 PATH = "/validate"
@@ -45,18 +45,21 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
         return [(self.url or "").removeprefix("https://").partition("/")[0].partition(":")[0] or "localhost"]
 
 
-def review(request: Mapping[str, Any], all_clusters: bool) -> dict[str, Any]:
+def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """The answer to one AdmissionReview."""
     cluster, before = request.get("object") or {}, request.get("oldObject")
     answer: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-    if not cluster or not is_claimed(cluster, all_clusters):
+    if settings.namespaces and request.get("namespace") not in settings.namespaces:
+        return answer
+    if not cluster or not is_claimed(cluster, settings.all_clusters):
         return answer
     if cluster["metadata"].get("deletionTimestamp"):
         return answer
     wrong = problems(cluster, before)
     if wrong:
         answer["allowed"] = False
-        answer["status"] = {"code": 422, "reason": "Invalid", "message": "\n".join(map(str, wrong))}
+        # Not 422: kubectl then looks for details, and leaves the message out.
+        answer["status"] = {"code": 400, "message": "\n".join(map(str, wrong))}
     ignored = unsupported(cluster)
     if ignored:
         answer["warnings"] = [f"{path}: this operator does nothing with it" for path in ignored]
@@ -64,12 +67,12 @@ def review(request: Mapping[str, Any], all_clusters: bool) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def served(webhook: Webhook, api: Api, all_clusters: bool) -> AsyncIterator[None]:
+async def served(webhook: Webhook, api: Api, settings: Settings) -> AsyncIterator[None]:
     """Listens, and has the API server ask us."""
 
     async def validate(request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read())
-        answer = review(asked["request"], all_clusters)
+        answer = review(asked["request"], settings)
         return web.json_response(
             {"apiVersion": asked["apiVersion"], "kind": asked["kind"], "response": answer}
         )
