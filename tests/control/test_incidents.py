@@ -60,6 +60,21 @@ def test_a_host_lost_while_its_workers_are_ended_does_not_hide_the_exception_tha
     assert incident(bug, failure(Kind.HOST_SILENT, 11.0)).cause is bug
 
 
+def test_a_host_that_was_missed_first_explains_what_followed_its_loss_once_that_is_dated() -> None:
+    hands = Hands(Settings(workers_min=2, workers_max=2, max_failures=-1), views("a", "b", "c"))
+    hands.silent.add(c.StopWorkers)
+    hands.pass_time(100.0)  # a driver that didn't run for a while hears all of it at once
+    del hands.hosts["b.0"]
+    hands.capacity()
+    lost = Failure(Kind.HOST_LOST, 20.0, "connection broken", host="b.0")
+    broken = Failure(Kind.EXCEPTION, 20.5, "connection closed by peer", rank=0, host="a.0")
+    hands.tell(e.HostLost(at=0.0, host="b.0", failure=lost))
+    hands.tell(e.WorkerFailed(at=0.0, epoch=1, generation=0, rank=0, failure=broken))
+    for stop in hands.all(c.StopWorkers):
+        hands.gone(stop)
+    assert hands.last(c.RecoveryDecided).cause.kind is Kind.HOST_LOST
+
+
 def test_what_cannot_be_retried_is_the_cause_whenever_it_shows() -> None:
     load = failure(Kind.LOAD, 9.0)
     assert incident(failure(Kind.HOST_LOST, 1.0), load).cause is load

@@ -210,7 +210,8 @@ class Controller:
         run.fleet.preparing.discard(event.host)
         run.fleet.prepared.add(event.host)
         for restart in list(run.restarts):
-            self._recovery.placing.go_on(restart, event.at)
+            if run.fleet.preparing.isdisjoint(restart.hosts):  # that was the last it waited for
+                self._recovery.placing.go_on(restart, event.at)
         run.relocation.check_ready()
         self._leave_if_due(event.at)
 
@@ -227,6 +228,8 @@ class Controller:
         view = self.run.fleet.lose(event.host)
         if view is not None:
             self._recovery.host_lost(view.id, view.slice, event.failure, event.at)
+        else:
+            self._recovery.host_was_lost(event.host, event.failure)
 
     # ------------------------------------------------------------------ workers
 

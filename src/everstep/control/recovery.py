@@ -127,7 +127,7 @@ class Recovery:
         run.withdraw(restart)
         restart.full = True
         restart.attempts = 0
-        restart.assignments = ()
+        restart.assign(())
         restart.reason = _why(restart.incident.cause)
         restart.cover(list(run.groups.values()), run.epoch)
         self._forget_awaited(restart.groups)
@@ -192,6 +192,12 @@ class Recovery:
                 self.place_failed(restart, while_starting(failure), at)
             else:
                 self.placing.place(restart, at)
+
+    def host_was_lost(self, host: HostId, failure: Failure) -> None:
+        """That the host is gone was known, from its absence in a list; now it is known since when."""
+        for restart in self._run.restarts:
+            if restart.incident is not None and restart.stage in (Phase.SETTLING, Phase.STOPPING):
+                restart.incident.date(host, failure.at)
 
     def _slice_failed(self, name: SliceName, failure: Failure, at: float) -> None:
         run = self._run
@@ -368,6 +374,7 @@ class Recovery:
 
     def _start(self, restart: Restart, at: float) -> None:
         run = self._run
+        assert restart.slices <= run.fleet.held, "workers start on reserved slices only"
         run.cancel_timers(restart)
         restart.waits_for_uploads = False
         for g in restart.groups:

@@ -88,9 +88,9 @@ def _live_hosts(hosts: Iterable[HostView]) -> list[Slice]:
     return [Slice(name, found) for name, found in living.items() if found]
 
 
-def _count_before_release(self: Fleet) -> list[HostView]:
+def _count_before_release(self: Fleet) -> list[Slice]:
     """What the old worker group still holds counts as in use, though it is about to let go."""
-    return [h for h in self.hosts.values() if h.slice not in self.broken and h.slice not in self.held]
+    return [s for s in self._whole_slices() if s.name not in self.broken and s.name not in self.held]
 
 
 def _reservation_is_fatal(self: Controller, reservation: int, reason: str, at: float) -> None:
@@ -181,7 +181,7 @@ PLANTS = {
         Plant(
             "live-hosts",
             "live hosts are counted, not whole free slices",
-            (placement, fleet),
+            (fleet,),
             "whole_slices",
             _live_hosts,
         ),
