@@ -159,6 +159,28 @@ def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_th
     assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
 
 
+def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_then_no_step_is_lost() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.checkpoint(1)
+    assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.PREEMPTION, AskReason.NONE]
+    hands.pass_time(60.0 - 2 * hands.settings.migrate_margin_s)
+    assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
+    hands.forget()
+    hands.checkpoint(2)
+    start = hands.last(c.StartWorkers)
+    assert {a.slice for a in start.assignments} == {"a", "c"}
+    assert start.checkpoint == "e1-g0-k2"
+
+
+def test_a_second_notice_asks_for_a_checkpoint_of_its_own() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+    hands.notice("b.0", 60.0)
+    hands.checkpoint(1)
+    hands.notice("a.0", 61.0)
+    assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
+
+
 def test_one_host_noticed_means_the_whole_slice() -> None:
     hands = Hands(fixed(2), views("a", "b", hosts=2))
     hands.notice("a.1", 60.0)

@@ -308,6 +308,8 @@ class Controller:
         if ref.epoch == run.epoch:
             self._recovery.progressed()
         self._storage_changed(at)
+        if ref.epoch == run.epoch and run.relocation.saved(run.groups):
+            self._reconsider(at, just_saved=True)
         if run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
             self._change_over(run.relocation.change_over(run.groups, at), at)
 
@@ -328,22 +330,22 @@ class Controller:
 
     # ------------------------------------------------------------------ growing, and leaving in time
 
-    def _reconsider(self, at: float) -> None:
+    def _reconsider(self, at: float, just_saved: bool = False) -> None:
         """Something changed while the run trains: is there a better place?"""
         run = self.run
         if run.phase is Phase.RUNNING:
             replaced = {g for restart in run.restarts for g in restart.groups}
             taken = {name for restart in run.restarts for name in restart.slices}
             run.relocation.reconsider(run.groups, replaced, taken, at)
-            self._leave_if_due(at)
+            self._leave_if_due(at, just_saved)
 
-    def _leave_if_due(self, at: float) -> None:
+    def _leave_if_due(self, at: float, just_saved: bool = False) -> None:
         run = self.run
         if run.phase is not Phase.RUNNING:
             return
         replaced = {g for restart in run.restarts for g in restart.groups}
         taken = {name for restart in run.restarts for name in restart.slices}
-        going = run.relocation.leave_now(run.groups, replaced, taken, at)
+        going = run.relocation.leave_now(run.groups, replaced, taken, at, just_saved)
         if going:
             names = sorted(run.relocation.leaving(run.groups))
             host = min(view.id for view in run.fleet.hosts.values() if view.slice in names)

@@ -49,6 +49,8 @@ class Relocation:
         """The workers were taken over from an earlier driver, and run other code than this one has."""
         self._do = do
         self._next_key = next_key
+        self._saved_for: frozenset[SliceName] = frozenset()
+        """Slices with a notice since which a checkpoint was committed."""
         self._unlisted: dict[HostId, float] = {}
         """Deadlines of machines that the engine has not listed yet."""
         self._grow_from = 0.0
@@ -78,8 +80,11 @@ class Relocation:
 
         ``restarting``: groups that are being replaced; ``taken``: slices that are kept for them.
         """
-        if self.leaving(groups):
-            self._ask(AskReason.PREEMPTION)
+        leaving = self.leaving(groups)
+        if leaving:
+            due = any(self._last_save(name) <= at < self.fleet.noticed[name] for name in leaving)
+            unsaved = not leaving <= self._saved_for
+            self._ask(AskReason.PREEMPTION if unsaved or due else AskReason.NONE)
             refuge = self._refuge(groups, restarting, taken, at)
             if refuge is not None:
                 self._take(refuge[1] - self.fleet.held, self._refuge_from, at)
@@ -216,6 +221,19 @@ class Relocation:
 
     # ------------------------------------------------------------------ notices
 
+    def saved(self, groups: Groups) -> bool:
+        """A checkpoint was committed. If it was asked for because of a notice, another one is wanted only
+        shortly before the slice is left. False: nobody asked for this one.
+        """
+        if self.asked is not AskReason.PREEMPTION:
+            return False
+        self._saved_for = frozenset(self.leaving(groups))
+        return True
+
+    def _last_save(self, name: SliceName) -> float:
+        """From when on a last checkpoint is wanted: once it is there, the workers leave."""
+        return self.fleet.noticed[name] - 2 * self.settings.migrate_margin_s
+
     def noticed(self, host: HostId, deadline: float, at: float) -> None:
         """One host of a slice noticed means the whole slice; the earliest deadline counts."""
         view = self.fleet.hosts.get(host)
@@ -230,6 +248,7 @@ class Relocation:
             hosts = self.fleet.machines(name)
             self.fleet.notice(Notice(name, deadline, hosts))
             self._do(c.PreemptionSeen(at, name, deadline, hosts))
+            self._saved_for -= {name}
             self._set_alarm(at)
 
     def listed(self, at: float) -> None:
@@ -274,6 +293,7 @@ class Relocation:
             moment
             for deadline in self.fleet.noticed.values()
             for moment in (
+                deadline - 2 * self.settings.migrate_margin_s,
                 deadline - self.settings.migrate_margin_s,
                 deadline + self.settings.deadlines.notice_s,
             )
@@ -285,14 +305,20 @@ class Relocation:
             self._do(c.CancelTimer(TimerName.MIGRATE, 0))
 
     def leave_now(
-        self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
+        self,
+        groups: Groups,
+        restarting: Collection[int],
+        taken: Collection[SliceName],
+        at: float,
+        just_saved: bool = False,
     ) -> set[int]:
         """The groups that move now, because their slice will be gone soon and a place for them is kept.
 
-        They leave late, not at once: notices that follow each other then lead to one restart. Once the
-        deadline has passed, nobody leaves: the slice dies now, or it was never meant.
+        They leave late, not at once: notices that follow each other then lead to one restart. With the last
+        checkpoint just committed no step is lost by that, so it is not waited any longer. Once the deadline
+        has passed, nobody leaves: the slice dies now, or it was never meant.
         """
-        margin = self.settings.migrate_margin_s
+        margin = self.settings.migrate_margin_s * (2 if just_saved else 1)
         deadlines = [self.fleet.noticed[name] for name in self.leaving(groups)]
         if not any(deadline - margin <= at < deadline for deadline in deadlines):
             return set()
