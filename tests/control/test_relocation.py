@@ -173,6 +173,19 @@ def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_th
     assert start.checkpoint == "e1-g0-k2"
 
 
+def test_a_refuge_that_is_ready_after_the_checkpoint_is_kept_until_it_is_needed() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.silent.add(c.PrepareHost)
+    hands.notice("b.0", 60.0)
+    hands.checkpoint(1)
+    hands.tell(e.HostPrepared(at=0.0, host="c.0"))
+    assert hands.last(c.AskCheckpoint).reason is AskReason.NONE
+    hands.checkpoint(2)
+    assert hands.brain.run.fleet.held == {"a", "b", "c"}
+    hands.pass_time(55.0)
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
+
+
 def test_a_second_notice_asks_for_a_checkpoint_of_its_own() -> None:
     hands = Hands(fixed(2), views("a", "b", "c", "d"))
     hands.notice("b.0", 60.0)

@@ -313,9 +313,9 @@ def _tell_forecast(
         counts = "".join(f"{answer.restarts.get(rung, 0):16,}" for answer in answers)
         click.echo(f"{rung[:wide]:{wide}}{counts}")
     if advice:
-        click.echo(f"\nwhat would raise {answers[0].policy}'s goodput, each simulated on its own:")
+        click.echo(f"\nwhat would raise {answers[0].policy}'s goodput, each simulated alone:")
         for one in advice:
-            click.echo(f"  {one.what}: {100 * one.goodput:.2f} % (+{100 * one.gain:.2f})    {one.change}")
+            click.echo(f"  +{100 * one.gain:.2f} %  {one.what}    {one.change}")
 
 
 def _forecast_json(

@@ -49,6 +49,8 @@ class Relocation:
         """The workers were taken over from an earlier driver, and run other code than this one has."""
         self._do = do
         self._next_key = next_key
+        self._is_leaving = False
+        """What is kept is for workers whose slice will be taken away, and not for growth."""
         self._saved_for: frozenset[SliceName] = frozenset()
         """Slices with a notice since which a checkpoint was committed."""
         self._unlisted: dict[HostId, float] = {}
@@ -81,6 +83,7 @@ class Relocation:
         ``restarting``: groups that are being replaced; ``taken``: slices that are kept for them.
         """
         leaving = self.leaving(groups)
+        self._is_leaving = bool(leaving)
         if leaving:
             due = any(self._last_save(name) <= at < self.fleet.noticed[name] for name in leaving)
             unsaved = not leaving <= self._saved_for
@@ -170,7 +173,7 @@ class Relocation:
             return
         for reservation in self._standbys:
             self._do(c.CancelTimer(TimerName.PREPARE, reservation))
-        if self.asked is AskReason.NONE:
+        if self.asked is AskReason.NONE and not self._is_leaving:
             self._ask(AskReason.RESIZE)
 
     def failed(self, reservation: int, at: float) -> None:
@@ -191,7 +194,7 @@ class Relocation:
             standby = self._standbys.pop(reservation)
             self._forget(reservation)
             self.fleet.release(standby.slices)
-        urgent = self.asked is AskReason.PREEMPTION
+        urgent = self._is_leaving
         if not urgent:
             self._ask(AskReason.NONE)
         self._do(c.SetTimer(TimerName.GROW, 0, self._refuge_from if urgent else self._grow_from))

@@ -58,27 +58,44 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     change: str
     """The option that says it."""
-    goodput: float
-    """What that would give, simulated."""
     gain: float
+    """Of goodput, simulated with this change alone."""
+
+
+MOST_HOSTS = 256
+"""A larger cluster is advised by one of this size with as many failures, spares and repairs."""
 
 
 def advise(
     question: Question, policy: Policy, answer: Answer, progress: Callable[[], None] = lambda: None
 ) -> list[Advice]:
     """Ask the same question with one thing changed, and tell what helps, the best first."""
+    smaller = _smaller(question)
+    before = answer.goodput if smaller is question else ask(smaller, policy).goodput
     found = []
     for what, change, changed in _neighbours(question, answer):
-        goodput = ask(changed, policy).goodput
+        gain = ask(_smaller(changed), policy).goodput - before
         progress()
-        if goodput > answer.goodput + 0.0005:
-            advice = Advice(what=what, change=change, goodput=goodput, gain=goodput - answer.goodput)
-            found.append(advice)
+        if gain > 0.0005:
+            found.append(Advice(what=what, change=change, gain=gain))
     return sorted(found, key=lambda advice: -advice.gain)
 
 
+def _smaller(question: Question) -> Question:
+    slices = max(1, MOST_HOSTS // question.hosts_per_slice)
+    if question.slices <= slices or question.mtbf_h is None:
+        return question
+    share = slices / question.slices
+    return msgspec.structs.replace(
+        question,
+        slices=slices,
+        min_slices=None if question.min_slices is None else max(1, round(question.min_slices * share)),
+        mtbf_h=question.mtbf_h * (slices + question.spares) / (question.slices + question.spares),
+    )
+
+
 def best_interval_s(question: Question, answer: Answer) -> float | None:
-    """Young's rule: the square root of twice the cost of a checkpoint times the time between interruptions."""
+    """Young's rule: the root of twice a checkpoint's cost times the time between interruptions."""
     interruptions = sum(n for rung, n in answer.restarts.items() if rung != "first start")
     if not interruptions or question.checkpoint_cost_s <= 0:
         return None
@@ -91,26 +108,21 @@ def _neighbours(question: Question, answer: Answer) -> list[tuple[str, str, Ques
     found: list[tuple[str, str, Question]] = []
     interval = best_interval_s(question, answer)
     if interval is not None:
-        rounded = float(f"{interval:.2g}")
-        for every in (rounded, rounded / 2):
-            changed = change(question, checkpoint_every_s=every)
-            found.append((f"a checkpoint every {every:g} s", f"--checkpoint-every-s {every:g}", changed))
+        every = float(f"{interval:.2g}")
+        changed = change(question, checkpoint_every_s=every)
+        told = f"a checkpoint every {every:g} s (Young's rule)"
+        found.append((told, f"--checkpoint-every-s {every:g}", changed))
     if question.trace is None:
-        fewer = sorted(
-            {
-                n
-                for n in (question.spares // 2, 2 * question.spares, question.spares + 4)
-                if n > question.spares
-            }
-        )
-        for spares in fewer:
-            found.append((f"{spares} spare slices", f"--spares {spares}", change(question, spares=spares)))
+        for spares in sorted({question.spares + 1, question.spares + 4, 2 * question.spares} - {0}):
+            if spares > question.spares:
+                found.append(
+                    (f"{spares} spare slices", f"--spares {spares}", change(question, spares=spares))
+                )
     if question.elastic:
-        found.append(
-            ("a fixed size", f"--min-slices {question.slices}", change(question, min_slices=question.slices))
-        )
-    else:
+        changed = change(question, min_slices=question.slices)
+        found.append(("a fixed size", f"--min-slices {question.slices}", changed))
+    elif question.slices > 1:
         least = max(1, question.slices * 3 // 4)
         changed = change(question, min_slices=least)
-        found.append((f"training on with {least} slices or more", f"--min-slices {least}", changed))
+        found.append((f"elastic: training on with {least} slices or more", f"--min-slices {least}", changed))
     return found

@@ -74,8 +74,13 @@ class Forecast:
                 workers_max=question.hosts,
                 group_size=question.hosts_per_slice if question.replica_groups else None,
                 max_failures=-1,
-                # Nobody reads how long it waits, and why.
-                deadlines=Deadlines(capacity_log_s=question.seconds),
+                deadlines=Deadlines(
+                    capacity_log_s=question.seconds,  # nobody reads what it waits for
+                    # What takes as long as it was said to take isn't late.
+                    prepare_s=max(300.0, 2 * policy.phases.prepare_s),
+                    start_s=max(120.0, 2 * policy.phases.start_s),
+                    kill_s=max(10.0, 2 * policy.phases.stop_s),
+                ),
             )
         )
         self._views: dict[HostId, HostView] = {}
