@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -77,6 +76,8 @@ def run(
             service = (home, name)
         address = "0.0.0.0" if service else "127.0.0.1"
         webhook = Webhook(port=webhook_port, address=address, service=service, url=webhook_url)
+    import asyncio
+
     code = asyncio.run(_run(settings, webhook, kubeconfig, context))
     if code:
         sys.exit(code)
@@ -85,6 +86,8 @@ def run(
 async def _run(
     settings: Settings, webhook: Webhook | None, kubeconfig: str | None, context: str | None
 ) -> int:
+    import asyncio
+
     from everstep.kube import neighbours, webhook as validating
     from everstep.kube.api import UNREACHABLE, Api, ApiError
     from everstep.kube.lease import LeaseLost
@@ -148,6 +151,8 @@ def manifests(
     context: str | None,
 ) -> None:
     """What to apply: everstep operator manifests --image … | kubectl apply -f -"""
+    import asyncio
+
     from everstep.kube.crd import custom_resource_definition
 
     if not crd_only and image is None:
