@@ -83,6 +83,11 @@ class Namespace:
     def uids(self, **labels: object) -> set[str]:
         return {p["metadata"]["uid"] for p in self.workers(**labels)}
 
+    def anew(self, count: int, gone: set[str]) -> bool:
+        """In one look: so many workers, and none of those."""
+        now = self.uids()
+        return len(now) == count and not now & gone
+
     def cluster(self, name: str = "demo") -> dict[str, Any]:
         found: dict[str, Any] = self.get("rayclusters", name, "/apis/ray.io/v1")
         return found

@@ -116,7 +116,7 @@ def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
             first.kill()
             space.delete_pod(space.workers()[0])
             gone = space.uids()
-            space.see(lambda: len(space.workers()) == 4 and not space.uids() & gone, "the second to work")
+            space.see(lambda: space.anew(4, gone), "the second to work")
             assert second.said("holding the lease")
         finally:
             assert second.stop() == 0
@@ -186,7 +186,7 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
         space.see(lambda: len(space.pods()) == 3, f"its Pods: {operator.log.read_text()}")
         gone = space.uids()
         space.delete_pod(space.workers()[0])
-        space.see(lambda: len(space.workers()) == 2 and not space.uids() & gone, "a heal")
+        space.see(lambda: space.anew(2, gone), "a heal")
         space.see(lambda: space.status().get("slices") == "0/1", "a status")
         roles = space.get("roles", group="/apis/rbac.authorization.k8s.io/v1")["items"]
         assert {r["metadata"]["name"] for r in roles} == {"demo", "everstep-operator"}
@@ -288,7 +288,7 @@ def test_a_heal_is_a_handful_of_calls_and_peace_is_none(space: Namespace, tmp_pa
         before = len(calls())
         gone = space.uids(index=1)
         space.say(space.workers(index=1)[0], phase="Failed")
-        space.see(lambda: len(space.workers()) == 12 and not space.uids() & gone, "a heal", kubelet=True)
+        space.see(lambda: space.anew(12, gone), "a heal", kubelet=True)
         space.see(lambda: space.status()["groups"][0]["replicas"][0]["state"] == "Pending", "a status")
         made = calls()[before:]
         assert made.count(("delete", "pods")) == 4
