@@ -243,7 +243,8 @@ class Drivers:
             if worker.life not in (Life.TRAINING, Life.RETURNED):
                 return None
         found = tuple(places[rank] for rank in sorted(places))
-        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())))
+        outdated = self.world.chance(self.world.scenario.new_code)
+        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())), outdated)
 
     def _worker(self, place: Assignment, generation: int) -> Worker | None:
         for worker in self.world.hosts[place.host].workers:

@@ -297,6 +297,8 @@ class World:
 
     def _grant_in_part(self, reservation: Reservation, some: list[Slice]) -> None:
         """All or none: the engine gives back what it got, and then says no."""
+        for _ in range(2):
+            self.fault()  # it may be too late by then, and hold up the next one
         for s in some:
             s.holder = "cleaning"
         pause = self.between(0.1, 3.0)

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+import msgspec
+
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason, Rung
 from everstep.control.controller import Controller
@@ -239,18 +241,7 @@ class Forecast:
     # ------------------------------------------------------------------ the brain
 
     def _tell_now(self, event: e.HostLost | e.WorkerFailed) -> None:
-        if isinstance(event, e.WorkerFailed):
-            self._tell(
-                e.WorkerFailed(
-                    at=self.clock.now,
-                    epoch=event.epoch,
-                    generation=event.generation,
-                    rank=event.rank,
-                    failure=event.failure,
-                )
-            )
-        else:
-            self._tell(e.HostLost(at=self.clock.now, host=event.host, failure=event.failure))
+        self._tell(msgspec.structs.replace(event, at=self.clock.now))
 
     def _tell(self, event: e.AnyEvent) -> None:
         self.events += 1

@@ -29,10 +29,10 @@ _NAMES = {
 }
 
 
-_WHY = (
-    "everstep: told of a loss, it saves and moves; otherwise it restarts warm, in place or on what is left\n"
-    "full-restart: learns of a loss by the loss, and starts all workers afresh from the last checkpoint"
-)
+_HOW = {
+    "everstep": "told of a loss, it saves and moves; otherwise it restarts warm, in place or on what is left",
+    "full-restart": "learns of a loss by the loss, and starts all workers afresh from the last checkpoint",
+}
 
 
 class PlotUnavailable(RuntimeError):
@@ -51,7 +51,6 @@ def plot(question: Question, answers: list[Answer], path: Path, title: str) -> N
     figure: Any = Figure(figsize=(12, 1.6 + 2.9 * len(answers)), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.99, 0.985, _WHY, ha="right", va="top", fontsize=8.5, color="#555555")
     grid = figure.subplots(len(answers), 2, width_ratios=(3.2, 1), squeeze=False)
     for (over_time, in_all), answer in zip(grid, answers, strict=True):
         _over_time(over_time, question, answer)
@@ -83,9 +82,9 @@ def _over_time(axes: Any, question: Question, answer: Answer) -> None:
     restarts = sum(n for rung, n in answer.restarts.items() if rung != "first start")
     axes.set_title(
         f"{answer.policy}: goodput {100 * answer.goodput:.1f} %, {restarts} restarts, "
-        f"{answer.steps_lost:,.0f} steps lost",
+        f"{answer.steps_lost:,.0f} steps lost\n{_HOW.get(answer.policy, '')}",
         loc="left",
-        fontsize=11,
+        fontsize=10,
     )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
