@@ -54,6 +54,11 @@ class Controller:
         return self.run.checkpoints.newest
 
     @property
+    def asked(self) -> c.AskReason:
+        """Why the workers should save now, if they should."""
+        return self.run.relocation.asked
+
+    @property
     def budgets(self) -> Budgets:
         return self.run.budgets
 

@@ -24,8 +24,10 @@ from everstep.agent import wire
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
+from everstep.control.table import Phase
 from everstep.driver import journal
 from everstep.driver.aftermath import damaged, put_in_order
+from everstep.driver.agreement import Agreement
 from everstep.driver.exits import failure_of
 from everstep.driver.history import History, plain_value, to_delete
 from everstep.driver.job import Job
@@ -77,6 +79,7 @@ class Driver:
         self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
         self._streams: dict[Key, Stream] = {}
         self._meeting = Meeting(self._tell)
+        self._agreement = Agreement(self._tell, self._lease)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="everstep-disk")
         self._rows: list[msgspec.Raw] = []
         self._rows_from = 1
@@ -192,6 +195,7 @@ class Driver:
             self._rows_from = len(self._epoch_rows) + 1
             turn = max((stream.turn for stream in self._streams.values()), default=0)
             self._meeting.restart({rank for _, _, rank in self._streams}, left.epoch, turn)
+            self._restart_agreement(left.epoch)
             self._write(journal.TakenOver(time.monotonic(), left.epoch))
             self._observer.say(f"took over {len(self._streams)} workers, which never stopped")
             if left.outdated:
@@ -279,7 +283,7 @@ class Driver:
                     if stream := self._streams.get((command.epoch, command.generation, rank)):
                         stream.stopped = True
             case c.AskCheckpoint():
-                self._tell_all(wire.WantCheckpoint(command.reason.value))
+                self._agreement.propose(wire.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():
                 self._commit(command)
             case c.DiscardCheckpoint():
@@ -398,12 +402,35 @@ class Driver:
         else:
             self._notices[host] = now + grace_s
             self.emit(e.PreemptionNotice(at=now, host=host, deadline=now + grace_s))
+        self._tell_notices()
+
+    def _tell_notices(self) -> None:
+        """Let every rank know which hosts go; a notice for one host of a slice means all of it."""
+        if self.controller.phase is not Phase.RUNNING:
+            return  # told when they are
+        now = time.monotonic()
+        slices = {s.assignment.slice for s in self._current_streams() if s.assignment.host in self._notices}
         ranks: dict[str, list[int]] = {}
         for stream in self._current_streams():
-            if stream.assignment.host in self._notices:
+            if stream.assignment.slice in slices:
                 ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
         deadline = min(self._notices.values(), default=now) - now + time.time()
-        self._tell_all(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+        self._agreement.propose(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+
+    def _tell_newcomers(self) -> None:
+        """Workers that have just started know nothing yet of what is pending."""
+        if any(s.assignment.host in self._notices for s in self._current_streams()):
+            self._tell_notices()
+        asked = self.controller.asked
+        if asked is not c.AskReason.NONE:
+            self._agreement.propose(wire.WantCheckpoint(asked.value))
+
+    def _restart_agreement(self, epoch: int) -> None:
+        groups: dict[int, list[int]] = {}
+        for (e_, _, _), stream in self._streams.items():
+            if e_ == epoch:
+                groups.setdefault(stream.assignment.group_id, []).append(stream.assignment.rank)
+        self._agreement.restart(epoch, groups)
 
     # ------------------------------------------------------------------ starting workers
 
@@ -419,6 +446,7 @@ class Driver:
             generation = generations[a.group_id]
             self._streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
         self._meeting.restart({s.assignment.rank for s in self._streams.values()}, command.epoch)
+        self._restart_agreement(command.epoch)
         start = asyncio.create_task(self._start_once_recorded(self._job.specs(command, self._engine)))
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
@@ -525,8 +553,11 @@ class Driver:
                     self._answer_checkpoints(epoch, rank, word.seq)
                 else:
                     self._meeting.ask(rank, word)
+            case wire.Counted():
+                self._agreement.counted(rank, word)
             case wire.Returned():
                 stream.returned = True
+                self._agreement.returned(rank)
                 if rank == 0 and word.value is not None:
                     # From a process that this driver started, over a socket that only it has.
                     self.value = cloudpickle.loads(word.value)
@@ -674,7 +705,9 @@ class Driver:
                 self._retain()
                 self._stop_as_requested()
                 self._observer.committed(ready.index, self._history.checkpoints[ready.folder].address(run))
-            self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
+            if self.controller.phase is Phase.RUNNING:
+                # Else its ranks are being ended, and stay where they are until then.
+                self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
 
         self._on_disk(on_disk, done)
 
@@ -698,6 +731,11 @@ class Driver:
         self._observer.record(record)
         if isinstance(record, c.GroupStarted):
             self._publish()
+            self._tell_newcomers()
+        elif isinstance(record, c.PreemptionSeen) and record.deadline is None:
+            gone = {s.assignment.host for s in self._current_streams() if s.assignment.slice == record.slice}
+            self._notices = {host: at for host, at in self._notices.items() if host not in gone}
+            self._tell_notices()
 
     def _write(self, record: journal.AnyRecord) -> None:
         self._journal.append(record)
@@ -752,7 +790,7 @@ class Driver:
         assert self._loop is not None
         self._stopping = True
         self._observer.say("asked to stop, by everstep stop")
-        self._tell_all(wire.WantCheckpoint(c.AskReason.STOP.value))
+        self._agreement.propose(wire.WantCheckpoint(c.AskReason.STOP.value))
         self._loop.call_later(self._limits.last_checkpoint_s, self._stop_as_requested)
 
     def _stop_as_requested(self) -> None:
