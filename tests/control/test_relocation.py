@@ -385,3 +385,17 @@ def test_groups_that_leave_do_not_take_the_place_of_a_group_that_waits_for_the_r
     assert hands.all(c.Reserve) == hands.all(c.StopWorkers) == []
     hands.capacity(*views("e"))
     assert {hands.places[rank].slice for rank in (2, 3)} == {"c", "e"}
+
+
+def test_notices_that_are_short_and_follow_each_other_lead_to_one_restart() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+    hands.forget()
+    hands.notice("a.0", 8.0)
+    hands.checkpoint(1)
+    hands.pass_time(1.0)
+    hands.notice("b.0", 8.0)
+    hands.checkpoint(2)
+    assert hands.all(c.StopWorkers) == []
+    hands.pass_time(6.0)
+    assert len(hands.all(c.StartWorkers)) == 1
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"c", "d"}

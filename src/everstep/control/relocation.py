@@ -52,6 +52,7 @@ class Relocation:
         self._is_leaving = False
         """What is kept is for workers whose slice will be taken away, and not for growth."""
         self._saved_for: frozenset[SliceName] = frozenset()
+        self._margins: dict[SliceName, float] = {}
         """Slices with a notice since which a checkpoint was committed."""
         self._unlisted: dict[HostId, float] = {}
         """Deadlines of machines that the engine has not listed yet."""
@@ -233,9 +234,13 @@ class Relocation:
         self._saved_for = frozenset(self.leaving(groups))
         return True
 
+    def _margin(self, name: SliceName) -> float:
+        """How long before its deadline a slice is left: of a short notice, a part."""
+        return self._margins.get(name, self.settings.migrate_margin_s)
+
     def _last_save(self, name: SliceName) -> float:
         """From when on a last checkpoint is wanted: once it is there, the workers leave."""
-        return self.fleet.noticed[name] - 2 * self.settings.migrate_margin_s
+        return self.fleet.noticed[name] - 2 * self._margin(name)
 
     def noticed(self, host: HostId, deadline: float, at: float) -> None:
         """One host of a slice noticed means the whole slice; the earliest deadline counts."""
@@ -252,6 +257,7 @@ class Relocation:
             self.fleet.notice(Notice(name, deadline, hosts))
             self._do(c.PreemptionSeen(at, name, deadline, hosts))
             self._saved_for -= {name}
+            self._margins[name] = min(self.settings.migrate_margin_s, max(0.0, deadline - at) / 4)
             self._set_alarm(at)
 
     def listed(self, at: float) -> None:
@@ -294,10 +300,10 @@ class Relocation:
         """For the next time at which a notice means something else than now."""
         moments = [
             moment
-            for deadline in self.fleet.noticed.values()
+            for name, deadline in self.fleet.noticed.items()
             for moment in (
-                deadline - 2 * self.settings.migrate_margin_s,
-                deadline - self.settings.migrate_margin_s,
+                self._last_save(name),
+                deadline - self._margin(name),
                 deadline + self.settings.deadlines.notice_s,
             )
             if moment > at
@@ -321,9 +327,9 @@ class Relocation:
         checkpoint just committed no step is lost by that, so it is not waited any longer. Once the deadline
         has passed, nobody leaves: the slice dies now, or it was never meant.
         """
-        margin = self.settings.migrate_margin_s * (2 if just_saved else 1)
-        deadlines = [self.fleet.noticed[name] for name in self.leaving(groups)]
-        if not any(deadline - margin <= at < deadline for deadline in deadlines):
+        margins = 2 if just_saved else 1
+        noticed = {name: self.fleet.noticed[name] for name in self.leaving(groups)}
+        if not any(end - margins * self._margin(name) <= at < end for name, end in noticed.items()):
             return set()
         if not self._is_ready():
             return set()
