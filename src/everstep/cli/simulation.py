@@ -61,8 +61,8 @@ def sim_check(
         click.echo(json.dumps(_as_json(tally, first, plant)))
     else:
         _tell(tally, first, plant, story)
-    if tally.violations:
-        raise SystemExit(1)
+    if tally.violations or tally.interrupted:
+        raise SystemExit(1 if tally.violations else 130)
 
 
 def _tell_one(seed: int, plant: str | None) -> bool:

@@ -69,6 +69,8 @@ class Relocation:
     def leaving(self, groups: Groups) -> set[SliceName]:
         """Slices that workers train in and that will be taken away."""
         fleet = self.fleet
+        if not fleet.noticed:
+            return set()
         live = {h.slice for h in fleet.hosts.values() if h.alive}
         return {
             name
