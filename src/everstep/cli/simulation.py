@@ -301,7 +301,8 @@ def _tell_forecast(
     click.echo(_title(preset, question))
     if preset is not None:
         click.echo(f"  {PRESETS[preset].about}\n  source: {PRESETS[preset].source}")
-    wide = max(len(name) for name in answers[0].shares)
+    rungs = list(dict.fromkeys(name for answer in answers for name in answer.restarts))
+    wide = max(map(len, (*answers[0].shares, *rungs)))
     click.echo("\n" + " " * wide + "".join(f"{answer.policy:>16}" for answer in answers))
     for name in answers[0].shares:
         click.echo(f"{name:{wide}}" + "".join(f"{100 * answer.shares[name]:14.3f} %" for answer in answers))
@@ -309,9 +310,9 @@ def _tell_forecast(
     click.echo("\n" + f"{'steps lost':{wide}}" + "".join(f"{answer.steps_lost:16,.0f}" for answer in answers))
     medians = "".join(f"{answer.recovery_s or 0.0:14.2f} s" for answer in answers)
     click.echo(f"{'median recovery':{wide}}" + medians)
-    for rung in dict.fromkeys(name for answer in answers for name in answer.restarts):
+    for rung in rungs:
         counts = "".join(f"{answer.restarts.get(rung, 0):16,}" for answer in answers)
-        click.echo(f"{rung[:wide]:{wide}}{counts}")
+        click.echo(f"{rung:{wide}}{counts}")
     if advice:
         click.echo(f"\nwhat would raise {answers[0].policy}'s goodput, each simulated alone:")
         for one in advice:
