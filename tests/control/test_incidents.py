@@ -12,6 +12,7 @@ from everstep.control.controller import Settings
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import BUDGET_OF, Budget, Failure, Incident, Kind
 from everstep.control.table import Phase
+from everstep.topology.slices import HostView
 
 
 def run(workers: int = 2, slices: tuple[str, ...] = ("a", "b", "c"), **more: int) -> Hands:
@@ -289,3 +290,20 @@ def test_a_host_is_set_aside_after_enough_failures_and_comes_back_after_a_while(
     assert suspects.blame("a", 250.0) == 350.0
     assert suspects.set_aside(349.0) == {"a"}
     assert suspects.set_aside(350.0) == frozenset()
+
+
+def test_hosts_that_are_lost_at_once_are_taken_in_before_anything_is_placed() -> None:
+    settings = Settings(workers_min=4, workers_max=4, max_failures=1, controller_failure_limit=0)
+    hands = Hands(settings, views("a", "b", "c", hosts=2))
+    hands.silent.add(c.StopWorkers)
+    hands.fail(0)
+    for command in hands.all(c.StopWorkers):
+        if command.host != "a.1":
+            hands.gone(command)
+    # One list tells that two are gone, and that another machine has taken the second one's place.
+    for host in ("a.1", "b.1"):
+        del hands.hosts[host]
+    hands.capacity(HostView("b.1-new", "b", 1, 1, 2))
+    assert [decided.budget for decided in hands.all(c.RecoveryDecided)] == ["max_failures"]
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"b", "c"}
+    assert "b.1-new" in {a.host for a in hands.last(c.StartWorkers).assignments}

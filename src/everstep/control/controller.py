@@ -19,7 +19,7 @@ from everstep.control.ending import Ending
 from everstep.control.events import CheckpointRef, TimerName
 from everstep.control.failures import BUDGET_OF, Failure, Kind
 from everstep.control.group import Group
-from everstep.control.recovery import Recovery, while_starting
+from everstep.control.recovery import Lost, Recovery, while_starting
 from everstep.control.relocation import NEW_CODE
 from everstep.control.run import Run
 from everstep.control.settings import Settings
@@ -160,9 +160,8 @@ class Controller:
             run.trained = True
         run.set_phase(Phase.RUNNING, at)
         run.relocation.started(at)
-        for host, name in sorted(slice_of.items()):
-            if not run.fleet.alive(host):
-                self._recovery.host_lost(host, name, _unlisted(host, at), at)
+        gone = [(host, name) for host, name in sorted(slice_of.items()) if not run.fleet.alive(host)]
+        self._recovery.hosts_lost([Lost(host, name, _unlisted(host, at)) for host, name in gone], at)
         self._reconsider(at)
 
     def _fenced(self, event: e.LeaseLost) -> None:
@@ -179,8 +178,7 @@ class Controller:
         run.relocation.listed(at)
         if run.phase is Phase.NEW:
             return
-        for view in lost:
-            self._recovery.host_lost(view.id, view.slice, _unlisted(view.id, at), at)
+        self._recovery.hosts_lost([Lost(view.id, view.slice, _unlisted(view.id, at)) for view in lost], at)
         if run.over:
             return
         placing = self._recovery.placing
@@ -232,7 +230,7 @@ class Controller:
     def _host_lost(self, event: e.HostLost) -> None:
         view = self.run.fleet.lose(event.host)
         if view is not None:
-            self._recovery.host_lost(view.id, view.slice, event.failure, event.at)
+            self._recovery.hosts_lost([Lost(view.id, view.slice, event.failure)], event.at)
         else:
             self._recovery.host_was_lost(event.host, event.failure)
 

@@ -8,6 +8,7 @@ other hosts, fewer), not chosen by a ladder of conditions.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,16 @@ from everstep.topology.slices import HostId, SliceName
 _BLAMES_HOST = frozenset(
     {Kind.EXIT, Kind.SIGNAL, Kind.HOST_LOST, Kind.HOST_SILENT, Kind.START, Kind.TEMPLATE}
 )
+
+
+class Lost(NamedTuple):
+    """A host that is gone."""
+
+    host: HostId
+    slice: SliceName
+    failure: Failure
+    held: bool = False
+    """Its slice was ours."""
 
 
 class Recovery:
@@ -159,39 +170,59 @@ class Recovery:
 
     # ------------------------------------------------------------------ hosts
 
-    def host_lost(self, host: HostId, name: SliceName, failure: Failure, at: float) -> None:
-        """The host is gone, and a slice lives and dies as one: all groups in it go with it."""
+    def hosts_lost(self, lost: Collection[Lost], at: float) -> None:
+        """These hosts are gone, and a slice lives and dies as one: all groups in it go with it.
+
+        What is lost at once is taken in whole before anything is decided: nobody is placed where the next
+        one of them was.
+        """
         run = self._run
-        if run.phase is Phase.ENDED:
+        if run.phase is Phase.ENDED or not lost:
             return
-        held = name in run.fleet.held
-        run.fleet.forget(host)
-        if held:
-            run.fleet.broken.add(name)
-            run.do(c.RetireHost(host))
-        if name in run.fleet.noticed:
-            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
-        for group in run.groups.values():
-            group.gone |= group.ranks_on(host)
-            run.settle(group, group.book.host_lost(group.ranks_on(host)))
+        lost = [self._forget(one) for one in lost]
         if run.over:
-            self._ending.gone(host, None, at)
+            for one in lost:
+                self._ending.gone(one.host, None, at)
             return
-        run.relocation.host_failed(host, at)
-        for restart in run.restarts:
-            restart.stopping.pop(host, None)
-        # Those that are about to use it; not those that are placed anew because of this.
-        placed = [r for r in run.restarts if r.stage is Phase.PLACING and name in r.slices]
-        self._slice_failed(name, failure, at)
+        # Those that are about to use them; not those that are placed anew because of this.
+        placed = [
+            (restart, one)
+            for restart in run.restarts
+            if restart.stage is Phase.PLACING
+            for one in lost
+            if one.slice in restart.slices
+        ]
+        for one in lost:
+            run.relocation.host_failed(one.host, at)
+            for restart in run.restarts:
+                restart.stopping.pop(one.host, None)
+        for one in lost:
+            self._slice_failed(one.slice, one.failure, at)
         for restart in list(run.restarts):
             self._check_stopped(restart, at)
-        for restart in placed:
+        for restart, one in placed:
             if restart not in run.restarts or restart.stage is not Phase.PLACING:
                 continue
-            if held:
-                self.place_failed(restart, while_starting(failure), at)
+            if one.held:
+                self.place_failed(restart, while_starting(one.failure), at)
             else:
                 self.placing.place(restart, at)
+
+    def _forget(self, one: Lost) -> Lost:
+        """Its workers are gone. Returns it with what is known of it besides."""
+        run = self._run
+        held = one.slice in run.fleet.held
+        run.fleet.forget(one.host)
+        if held:
+            run.fleet.broken.add(one.slice)
+            run.do(c.RetireHost(one.host))
+        failure = one.failure
+        if one.slice in run.fleet.noticed:
+            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
+        for group in run.groups.values():
+            group.gone |= group.ranks_on(one.host)
+            run.settle(group, group.book.host_lost(group.ranks_on(one.host)))
+        return Lost(one.host, one.slice, failure, held)
 
     def host_was_lost(self, host: HostId, failure: Failure) -> None:
         """That the host is gone was known, from its absence in a list; now it is known since when."""
@@ -488,7 +519,7 @@ class Recovery:
         places = (member for group in run.groups.values() for member in group.members.values())
         name = next(member.slice for member in places if member.host == host)
         failure = Failure(Kind.HOST_SILENT, at, "did not confirm the end of its workers", host=host)
-        self.host_lost(host, name, failure, at)
+        self.hosts_lost([Lost(host, name, failure)], at)
 
     def prepare_timed_out(self, restart: Restart, at: float) -> None:
         run = self._run
