@@ -258,6 +258,8 @@ class Held(msgspec.Struct, frozen=True):
     """Where what it says again begins."""
     state: bytes
     """What the earlier driver said of all that came before."""
+    stopping: bool = False
+    """The earlier driver had told it to end."""
 
 
 class Inventory(FromAgent, frozen=True):

@@ -128,7 +128,6 @@ class Recovery:
         """Turn a replacement of some groups into a restart of all workers."""
         run = self._run
         assert restart.incident is not None, "a replacement has a cause"
-        assert not restart.incident.charged, "what is paid for is not paid for again"
         for other in list(run.restarts):
             if other is not restart:
                 run.abandon(other)
@@ -151,7 +150,10 @@ class Recovery:
     def start_failed(self, restart: Restart, failure: Failure, at: float) -> None:
         """A start did not work out: stop what has started, and go round again, or up the ladder."""
         run = self._run
-        restart.incident = Incident(failure, at)
+        if restart.incident is not None and restart.incident.charged and failure.at < restart.ordered:
+            restart.incident.add(failure)  # told late: it is part of what this restart is for, and paid for
+        else:
+            restart.incident = Incident(failure, at)
         restart.reason = _why(failure)
         restart.attempts += 1
         run.cancel_timers(restart, but=TimerName.UPLOAD)
@@ -185,13 +187,7 @@ class Recovery:
                 self._ending.gone(one.host, None, at)
             return
         # Those that are about to use them; not those that are placed anew because of this.
-        placed = [
-            (restart, one)
-            for restart in run.restarts
-            if restart.stage is Phase.PLACING
-            for one in lost
-            if one.slice in restart.slices
-        ]
+        placed = [(r, r.slices) for r in run.restarts if r.stage is Phase.PLACING]
         for one in lost:
             run.relocation.host_failed(one.host, at)
             for restart in run.restarts:
@@ -200,11 +196,13 @@ class Recovery:
             self._slice_failed(one.slice, one.failure, at)
         for restart in list(run.restarts):
             self._check_stopped(restart, at)
-        for restart, one in placed:
-            if restart not in run.restarts or restart.stage is not Phase.PLACING:
+        for restart, slices in placed:
+            missed = [one for one in lost if one.slice in slices]
+            if not missed or restart not in run.restarts or restart.stage is not Phase.PLACING:
                 continue
-            if one.held:
-                self.place_failed(restart, while_starting(one.failure), at)
+            had = next((one for one in missed if one.held), None)
+            if had is not None:
+                self.place_failed(restart, while_starting(had.failure), at)
             else:
                 self.placing.place(restart, at)
 
@@ -363,12 +361,14 @@ class Recovery:
         run = self._run
         pause = 0.0
         if restart.incident is not None:
-            if not self._charge(restart.incident, at):
+            paid = restart.incident.charged
+            if not paid and not self._charge(restart.incident, at):
                 return
             # A slice that is taken away says nothing about the next one.
             if restart.incident.cause.kind is not Kind.PREEMPTED:
                 pause = self._backoff.next_pause(at)
-            self._tell_decision(restart, restart.incident.cause, pause, at)
+            if not paid:
+                self._tell_decision(restart, restart.incident.cause, pause, at)
             self._ending.check_finished(at)
             if run.over:
                 return

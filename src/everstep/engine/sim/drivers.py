@@ -240,7 +240,7 @@ class Drivers:
             fine = host.listed and host.template and not host.frozen and not host.stuck
             if not fine or worker is None or worker.stuck:
                 return None
-            if worker.life not in (Life.TRAINING, Life.RETURNED):
+            if worker.life is not Life.RETURNED and (worker.life is not Life.TRAINING or worker.stopping):
                 return None
         found = tuple(places[rank] for rank in sorted(places))
         outdated = self.world.chance(self.world.scenario.new_code)
