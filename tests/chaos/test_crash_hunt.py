@@ -70,14 +70,28 @@ def is_uploading(sign: Path, pid: int) -> bool:
         return False
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("rounds", [6, pytest.param(250, marks=pytest.mark.soak)])
+LEG = 25
+"""Deaths in one run. One with many thousands of checkpoints would hunt for slowness of the server instead."""
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("deaths", [6, pytest.param(250, marks=pytest.mark.soak)])
 def test_no_committed_checkpoint_is_lost_or_torn(
-    storage: dict[str, Any], rounds: int, tmp_path: Path
+    storage: dict[str, Any], deaths: int, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("EVERSTEP_HUNT_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"EVERSTEP_HUNT_SEED={seed}")
     rng = random.Random(seed)
+    kept = 0
+    for first in range(0, deaths, LEG):
+        folder = tmp_path / f"from-{first}"
+        folder.mkdir()
+        kept += hunt(storage, min(LEG, deaths - first), rng, folder)
+    print(f"{deaths} deaths, {kept} checkpoints, none lost")
+
+
+def hunt(storage: dict[str, Any], rounds: int, rng: random.Random, tmp_path: Path) -> int:
+    """So many deaths in one run. Returns how many checkpoints it has in the end."""
     name = f"hunt-{rng.getrandbits(32):08x}"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -135,4 +149,4 @@ def test_no_committed_checkpoint_is_lost_or_torn(
         kept = now
     for pid in ours():
         kernel.send_signal(pid, signal.SIGKILL)
-    print(f"{rounds} deaths, {len(kept)} checkpoints, none lost")
+    return len(kept)
