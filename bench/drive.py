@@ -23,6 +23,38 @@ def main() -> None:
 
 
 def _everstep(loop: Any, order: dict[str, Any], folder: Path) -> None:
+    if not order.get("nodes"):
+        _fit_everstep(loop, order, folder, order["workers"], "local")
+        return
+    import ray
+    from ray.cluster_utils import Cluster
+
+    store, address = 80 << 20, "127.0.0.1"
+    head = {
+        "num_cpus": 0,
+        "include_dashboard": False,
+        "object_store_memory": store,
+        "node_ip_address": address,
+        "temp_dir": order["ray_folder"],
+    }
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        share = order["workers"] // order["nodes"]
+        nodes = [
+            cluster.add_node(num_cpus=share, object_store_memory=store, node_ip_address=address)
+            for _ in range(order["nodes"])
+        ]
+        pids = [node.all_processes["raylet"][0].process.pid for node in nodes]
+        (folder / "raylets.json").write_text(json.dumps(pids))
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        workers = (share, order["workers"]) if order["elastic"] else order["workers"]
+        _fit_everstep(loop, order, folder, workers, "ray")
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, workers: Any, engine: str) -> None:
     import everstep
     from everstep import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from everstep.control.deadlines import Deadlines
@@ -31,7 +63,8 @@ def _everstep(loop: Any, order: dict[str, Any], folder: Path) -> None:
     trainer = (TorchTrainer if order["torch"] else everstep.Trainer)(
         loop,
         train_loop_config=order["config"],
-        scaling_config=ScalingConfig(num_workers=order["workers"]),
+        scaling_config=ScalingConfig(num_workers=workers),
+        engine=engine,
         run_config=RunConfig(
             name="run",
             storage_path=str(folder / "storage"),

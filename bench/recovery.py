@@ -22,36 +22,36 @@ from bench.steps import all_first_steps, attempts_since, newest_of_each_rank
 TITLE = "SIGKILL of a random rank to the first new step of all ranks"
 ROUNDS, PEER_ROUNDS = 20, 3
 
-_CONFIG = {"step_s": 0.01, "checkpoint_every": 5}
+CONFIG = {"step_s": 0.01, "checkpoint_every": 5}
 _QUIET_S = (0.5, 1.5)
 """Between a recovery and the next kill: any instant in here, alike likely."""
 
 
 def measure(options: Options) -> Outcome:
     notes: list[str] = []
-    ours = _kill_again_and_again("everstep", options.rounds, options, notes)
-    theirs = (
-        _kill_again_and_again("ray", options.peer_rounds, options, notes) if options.peer_rounds else None
-    )
+    ours = kill_again_and_again("everstep", options.rounds, options, notes)
+    theirs = kill_again_and_again("ray", options.peer_rounds, options, notes) if options.peer_rounds else None
     row = Row(f"kill to first step of {options.workers} ranks", "s", ours, theirs)
     return Outcome("recovery", TITLE, (row,), tuple(notes))
 
 
-def _kill_again_and_again(side: Side, rounds: int, options: Options, notes: list[str]) -> Sample:
+def kill_again_and_again(
+    side: Side, rounds: int, options: Options, notes: list[str], nodes: int = 0
+) -> Sample:
     dice = random.Random(options.seed)
     times: list[float] = []
     redone: list[int] = []
     killed: list[int] = []
-    with Drive(side, "loops:train_until_told", _CONFIG, options.workers) as drive:
+    with Drive(side, "loops:train_until_told", CONFIG, options.workers, nodes=nodes) as drive:
         since = 0.0
         for at in range(rounds):
-            _all_stepped(drive, since, options.workers, "at the start")
+            all_stepped(drive, since, options.workers, "at the start")
             time.sleep(dice.uniform(*_QUIET_S))
             group = newest_of_each_rank(attempts_since(drive.folder, since))
             rank = dice.choice(sorted(group))
             kill = time.monotonic()
             os.kill(group[rank].pid, signal.SIGKILL)
-            firsts = _all_stepped(drive, kill, options.workers, f"after a kill of rank {rank}")
+            firsts = all_stepped(drive, kill, options.workers, f"after a kill of rank {rank}")
             times.append(max(when for when, _ in firsts.values()) - kill)
             reached = max(last[1] for last in (a.last() for a in group.values()) if last)
             redone.append(reached + 1 - min(step for _, step in firsts.values()))
@@ -73,7 +73,7 @@ def _kill_again_and_again(side: Side, rounds: int, options: Options, notes: list
     return Sample(tuple(times))
 
 
-def _all_stepped(drive: Drive, since: float, workers: int, when: str) -> dict[int, tuple[float, int]]:
+def all_stepped(drive: Drive, since: float, workers: int, when: str) -> dict[int, tuple[float, int]]:
     """Each rank's first step, in a process that began after ``since``; waits for the last of them."""
 
     def look() -> dict[int, tuple[float, int]] | None:

@@ -29,7 +29,7 @@ WAIT_S = {"everstep": 120.0, "ray": 300.0}
 """How long anything that is waited for may take."""
 
 _ENVIRONMENT = {
-    "everstep": {},
+    "everstep": {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
     "ray": {
         "RAY_TRAIN_V2_ENABLED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -52,10 +52,19 @@ class Drive:
         config: What it is called with, besides ``folder``.
         workers: On how many workers.
         torch: Whether they are a torch process group.
+        nodes: Of a Ray cluster that Everstep runs on; 0: on this machine alone.
+        elastic: Half of the workers are enough.
     """
 
     def __init__(
-        self, side: Side, loop: str, config: dict[str, Any], workers: int, torch: bool = True
+        self,
+        side: Side,
+        loop: str,
+        config: dict[str, Any],
+        workers: int,
+        torch: bool = True,
+        nodes: int = 0,
+        elastic: bool = False,
     ) -> None:
         self.side = side
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -69,6 +78,8 @@ class Drive:
             "ray_folder": self._ray_folder,
             "workers": workers,
             "torch": torch,
+            "nodes": nodes,
+            "elastic": elastic,
             "config": {**config, "folder": str(self.folder)},
         }
         with (self.folder / "driver.log").open("wb") as log:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from everstep import Result
 from everstep.control.commands import Recovered
 from everstep.driver import journal
@@ -57,6 +59,22 @@ def test_the_entrypoint_script_survives_its_workers_and_resumes_after_its_own_de
     assert result.metrics["epoch"] == 399
     assert len(result.metrics_history) > len(before.metrics_history) > 0
     assert "took over 4 workers, which never stopped" in output
+
+
+@pytest.mark.parametrize("script", ["elastic_torch_dcp.py", "elastic_jax_orbax.py"])
+def test_a_sharded_checkpoint_is_restored_at_another_size(tmp_path: Path, script: str) -> None:
+    process = run(script, str(tmp_path), home=tmp_path)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "steps on 4 → 2 → 4 workers" in output
+
+
+def test_a_preempted_slice_is_left_in_time(tmp_path: Path) -> None:
+    process = run("preemption.py", str(tmp_path), home=tmp_path)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "0 steps lost" in output
+    assert "max_failures" not in output
 
 
 def test_the_shortest_script_survives_a_kill(tmp_path: Path) -> None:
