@@ -14,17 +14,17 @@ from everstep.testing import LocalCluster
 
 
 def train_fn(config: dict):
-    step = 0
+    start = 0
     checkpoint = train.get_checkpoint()
     if checkpoint:
-        with checkpoint.as_directory() as folder:
-            step = int(open(os.path.join(folder, "step")).read())
+        with checkpoint.as_directory() as folder, open(os.path.join(folder, "step")) as file:
+            start = int(file.read())
     context = train.get_context()
     if context.get_epoch() > 1 and context.get_world_rank() == 0:
-        print(f"started again at step {step}: {context.get_restart_reason()}")
+        print(f"started again at step {start}: {context.get_restart_reason()}")
 
     told = False
-    for step in range(step + 1, config["steps"] + 1):
+    for step in range(start + 1, config["steps"] + 1):
         train.collective.barrier()  # stands for the collectives of a training step
         time.sleep(0.02)
         # Free while nothing is pending; with a notice, every rank gets the same answer at the same step.

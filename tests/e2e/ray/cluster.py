@@ -25,6 +25,7 @@ class RayCluster:
     def __init__(self) -> None:
         # A place of its own, with a short name: Ray's sockets lie deep in it.
         self.folder = tempfile.mkdtemp(prefix="er")
+        self._before = os.environ.get("RAY_TMPDIR")
         os.environ["RAY_TMPDIR"] = self.folder
         import ray
         from ray.cluster_utils import Cluster
@@ -40,12 +41,14 @@ class RayCluster:
             },
         )
         self.nodes: dict[str, Any] = {}
+        self._connected = False
 
     @property
     def address(self) -> str:
         return str(self.cluster.address)
 
     def connect(self) -> None:
+        self._connected = True
         self._ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
 
     def add_host(self, slice_name: str, index: int, cpus: int = 2, chips: int = 4) -> str:
@@ -103,8 +106,12 @@ class RayCluster:
 
     def close(self) -> None:
         self.clear()
-        self._ray.shutdown()
+        if self._connected:
+            self._ray.shutdown()
         self.cluster.shutdown()
+        os.environ.pop("RAY_TMPDIR")
+        if self._before is not None:
+            os.environ["RAY_TMPDIR"] = self._before
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

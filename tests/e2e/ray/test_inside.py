@@ -92,7 +92,7 @@ def use_ray(config: dict[str, Any]) -> str:
 def test_ray_works_inside_a_training_function(cluster: RayCluster, tmp_path: Path) -> None:
     import ray
 
-    @ray.remote(num_cpus=0)
+    @ray.remote(num_cpus=0, resources={"node:__internal_head__": 0.001})
     class Counter:
         def __init__(self) -> None:
             self.total = 40

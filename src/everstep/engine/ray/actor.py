@@ -30,7 +30,11 @@ END_S = 10.0
 _READ = 1 << 20
 _FULL = 64 << 20
 _DOUBT_S = 3.0
+_RAYLET_S = 0.1
 _SILENT_S = 60.0
+
+AGENT_DIED = "its agent died"
+RAYLET_DIED = "its raylet died"
 
 CONCURRENCY_GROUPS = {"orders": 1, "words": 4, "beats": 2}
 
@@ -115,8 +119,14 @@ class HostActor:
         self._folder: Path = folder
         self._sessions: dict[int, Session] = {}
         self._last_session = 0
+        self._lease = 0
         me = os.getpid()
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            # Where a training function calls ray.init(address="auto"), it means this cluster.
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+        }
         with open(folder / "agent.log", "ab") as log:
             self._agent = subprocess.Popen(
                 [
@@ -129,7 +139,9 @@ class HostActor:
                 start_new_session=True,
                 env=env,
             )  # fmt: skip
-        threading.Thread(target=self._watch_drivers, daemon=True).start()
+        self._raylet_died = False
+        for watch in (self._watch_drivers, self._watch_raylet):
+            threading.Thread(target=watch, daemon=True).start()
 
     def hello(self) -> tuple[int, int, dict[str, list[str]]]:
         """(pid, its start time, accelerators by kind), once the agent listens."""
@@ -152,6 +164,7 @@ class HostActor:
     def attach(self, run: str, lease: int, beat_s: float, driver: str) -> int:
         """A driver comes. Sessions are numbered; the agent knows whose word counts."""
         self._last_session += 1
+        self._lease = max(self._lease, lease)
         path = str(self._folder / SOCKET)
         self._sessions[self._last_session] = Session(path, run, lease, beat_s, driver)
         return self._last_session
@@ -164,12 +177,16 @@ class HostActor:
             found.send(data)
 
     @ray.method(concurrency_group="words")  # type: ignore[untyped-decorator]
-    def words(self, session: int, after: int, wait_s: float) -> tuple[int, bytes] | None:
+    def words(self, session: int, after: int, wait_s: float) -> tuple[int, bytes] | str:
+        """What the agent said, and up to where that is; or why there won't be anything any more."""
         found = self._sessions.get(session)
-        if found is None:
-            return None
-        found.called = time.monotonic()
-        return found.take(after, wait_s)
+        taken = None
+        if found is not None:
+            found.called = time.monotonic()
+            taken = found.take(after, wait_s)
+        if taken is not None:
+            return taken
+        return RAYLET_DIED if self._raylet_died else AGENT_DIED
 
     @ray.method(concurrency_group="beats")  # type: ignore[untyped-decorator]
     def beat(self, session: int) -> float:
@@ -181,8 +198,12 @@ class HostActor:
         return found.called - found.beaten
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]
-    def end(self) -> None:
-        """End the agent and all that runs under it; the actor is of no use after that."""
+    def end(self, lease: int) -> bool:
+        """End the agent and all that runs under it; the actor is of no use after that. False: the driver that
+        says so was replaced, and has no say.
+        """
+        if lease < self._lease:
+            return False
         assert self._agent.stdin is not None
         self._agent.stdin.close()
         try:
@@ -191,6 +212,19 @@ class HostActor:
             kernel.send_signal(self._agent.pid, signal.SIGKILL)
             self._agent.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        return True
+
+    def _watch_raylet(self) -> None:
+        """Without its raylet the node is lost, and Ray takes 15 s to say so. We say it at once, and go."""
+        raylet = os.getppid()
+        while os.getppid() == raylet:
+            time.sleep(_RAYLET_S)
+        self._raylet_died = True
+        assert self._agent.stdin is not None
+        self._agent.stdin.close()
+        self._agent.wait()
+        time.sleep(1.0)  # the answers are on their way
+        os._exit(1)
 
     def _watch_drivers(self) -> None:
         """A driver that died has no socket that breaks: Ray is asked, once nothing is heard of it."""

@@ -18,7 +18,7 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from everstep.agent import wire
 from everstep.agent.host import DEFAULT_GRACE_S
@@ -26,7 +26,7 @@ from everstep.control.failures import Failure, Kind
 from everstep.engine.base import Ask, Sink
 from everstep.engine.hearing import Hearing
 from everstep.engine.ray import cluster
-from everstep.engine.ray.actor import END_S, START_S, HostActor
+from everstep.engine.ray.actor import END_S, RAYLET_DIED, START_S, HostActor
 from everstep.engine.ray.demand import Demand
 from everstep.engine.ray.link import HostLink
 from everstep.engine.ray.sweeper import Sweeper, name_of
@@ -121,6 +121,10 @@ class RayEngine:
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,
+                # Here first: of this node it is known that it lives.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    ray.get_runtime_context().get_node_id(), soft=True
+                ),
                 max_restarts=-1,
                 max_task_retries=-1,
             )
@@ -300,7 +304,9 @@ class RayEngine:
             self._forget(link, Kind.HOST_SILENT, since, f"no heartbeat for {silence:.1f} s")
 
     def lost(self, link: HostLink, why: str) -> None:
-        """Its agent is gone, or its node: the node may serve again as soon as Ray says so."""
+        """Its agent is gone, or its node, which may serve again once Ray has caught up."""
+        if why == RAYLET_DIED:
+            self._suspects[link.host] = time.monotonic()
         self._forget(link, Kind.HOST_LOST, time.monotonic(), why)
 
     def _forget(self, link: HostLink, kind: Kind, at: float, why: str) -> None:
@@ -316,7 +322,7 @@ class RayEngine:
         self._drains.pop(link.host, None)
         del held.links[link.host]
         link.close()
-        ray.kill(link.actor, no_restart=True)
+        link.actor.end.remote(self.ask.lease)
 
     def retire(self, host: HostId) -> None:
         """A later agent on that node waits until this one, and all that it started, is gone."""
@@ -471,13 +477,15 @@ class RayEngine:
 
     async def _end(self, held: Held) -> None:
         """End what runs in a slice, then give it back. What doesn't answer is ended by Ray."""
-        ends = [link.actor.end.remote() for link in held.links.values()]
+        ends = [link.actor.end.remote(self.ask.lease) for link in held.links.values()]
         if ends:
             try:
                 async with asyncio.timeout(END_S):
-                    await asyncio.gather(*(_quietly(ref) for ref in ends))
+                    refused = False in await asyncio.gather(*map(_quietly, ends))
             except TimeoutError:
-                pass  # removing the group kills its actors, and that their agents
+                refused = False  # removing the group kills its actors, and that their agents
+            if refused:
+                return  # another driver has it now
         held.links.clear()
         if held.group:
             await self._off_loop(cluster.remove_group, held.group)
@@ -516,8 +524,8 @@ class RayEngine:
         return tuple(link.accelerators.get(kind, ())) if link is not None else ()
 
 
-async def _quietly(ref: Any) -> None:
+async def _quietly(ref: Any) -> bool:
     try:
-        await ref
+        return bool(await ref)
     except RayError:
-        pass  # it is gone already, and that is all that was wanted
+        return True  # it is gone already, and that is all that was wanted

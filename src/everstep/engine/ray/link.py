@@ -69,8 +69,8 @@ class HostLink:
         after = 0
         while True:
             taken = await self.actor.words.remote(self.session, after, _WAIT_S)
-            if taken is None:
-                self._ears.lost(self, "its agent died")
+            if isinstance(taken, str):
+                self._ears.lost(self, taken)
                 return
             after, data = taken
             if data:
