@@ -152,7 +152,9 @@ class Namespace:
             if "deletionTimestamp" in pod["metadata"] and pod["metadata"]["name"] not in keep:
                 self.end(pod)
 
-    def see(self, condition: Callable[[], object], what: str, kubelet: bool = False) -> None:
+    def see(
+        self, condition: Callable[[], object], what: str, kubelet: bool = False, timeout_s: float = 60.0
+    ) -> None:
         """Wait until it is so, ending meanwhile what is told to leave if there is a kubelet."""
 
         def look() -> object:
@@ -160,7 +162,7 @@ class Namespace:
                 self.end_leaving()
             return condition()
 
-        wait_for(look, what, 60.0)
+        wait_for(look, what, timeout_s)
 
 
 def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str, Any]:

@@ -109,8 +109,9 @@ def happen(world: World, data: st.DataObject, hanging: set[str]) -> None:
             cut = data.draw(st.integers(0, len(plan.actions)))
             world.carry_out(Plan(plan.actions[:cut], None))
             # Killed amid a replica: some of its Pods were made.
-            if cut < len(plan.actions) and isinstance(plan.actions[cut], CreateReplica):
-                for pod in plan.actions[cut].pods[: data.draw(st.integers(0, 3))]:
+            rest = plan.actions[cut] if cut < len(plan.actions) else None
+            if isinstance(rest, CreateReplica):
+                for pod in rest.manifests(world.cluster)[: data.draw(st.integers(0, 3))]:
                     world.add(pod)
         case "wait":
             world.now += data.draw(st.sampled_from([1.0, 40.0, 400.0]))

@@ -107,8 +107,8 @@ class World:
                     self.services.add(made["metadata"]["name"])
                 case CreateHead(manifest=made):
                     self.add(made)
-                case CreateReplica(pods=pods):
-                    for pod in pods:
+                case CreateReplica():
+                    for pod in action.manifests(self.cluster):
                         self.add(pod)
                 case DeletePod(name=name, uid=uid):
                     if name in self.pods and self.pods[name].uid == uid:

@@ -310,7 +310,8 @@ class _Tending:
         logger.info(
             "%s/%s: creating replica %d of %s, %s", *self._key, action.index, action.group, action.name
         )
-        made = await asyncio.gather(*(self._create_pod(pod) for pod in action.pods), return_exceptions=True)
+        creating = [self._create_pod(pod) for pod in action.manifests(cluster)]
+        made = await asyncio.gather(*creating, return_exceptions=True)
         failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
         if not failures:
             self._refusals.pop(action.group, None)

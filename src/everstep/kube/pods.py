@@ -427,7 +427,7 @@ def _autoscaler(cluster: Cluster, ray: Manifest) -> Manifest:
         "args": [
             "ray kuberay-autoscaler --cluster-name $(RAY_CLUSTER_NAME) "
             "--cluster-namespace $(RAY_CLUSTER_NAMESPACE)"
-            + ("" if cluster.head.port == 6379 else f" --gcs-address 127.0.0.1:{cluster.head.port}")
+            + ("" if cluster.head.port == 6379 else f" --gcs-address $(POD_IP):{cluster.head.port}")
         ],
         "env": [],
         "resources": options.get("resources")
@@ -444,9 +444,12 @@ def _autoscaler(cluster: Cluster, ray: Manifest) -> Manifest:
             "RAY_CLUSTER_NAME": _field(f"metadata.labels['{names.CLUSTER}']"),
             "RAY_CLUSTER_NAMESPACE": _field("metadata.namespace"),
             "RAY_HEAD_POD_NAME": _field("metadata.name"),
+            "POD_IP": _field("status.podIP"),
             "KUBERAY_CRD_VER": names.VERSION,
             "RAY_enable_autoscaler_v2": "1",
         },
     )
+    # Where the head wants a token of its clients, this is one of them.
+    container["env"] += [variable for variable in ray["env"] if variable["name"].startswith("RAY_AUTH_")]
     container["env"] += list(options.get("env") or ())
     return container

@@ -68,7 +68,15 @@ class CreateReplica(msgspec.Struct, frozen=True):
     group: str
     index: int
     name: str
-    pods: tuple[Manifest, ...]
+    pods: tuple[str, ...]
+    """Their names, by host. What they are like is made when its turn comes: a thousand replicas are a lot."""
+
+    def manifests(self, cluster: Cluster) -> list[Manifest]:
+        group = next(group for group in cluster.groups if group.name == self.group)
+        return [
+            build.worker_pod(cluster, group, pod, self.name, self.index, host)
+            for host, pod in enumerate(self.pods)
+        ]
 
 
 class DeletePod(msgspec.Struct, frozen=True):
@@ -254,12 +262,7 @@ class _Reconciliation:
             index = next(free)
             replica = self._name(group.name, f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
             prefix = f"{self.cluster.name}-{group.name}-worker"
-            made = tuple(
-                build.worker_pod(
-                    self.cluster, group, self._name(prefix, f"{replica}/{host}"), replica, index, host
-                )
-                for host in range(group.num_of_hosts)
-            )
+            made = tuple(self._name(prefix, f"{replica}/{host}") for host in range(group.num_of_hosts))
             yield CreateReplica(group.name, index, replica, made)
 
     def _may_create(self, refusal: Refusal | None) -> bool:

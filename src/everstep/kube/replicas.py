@@ -126,6 +126,8 @@ def adopted(group: GroupSpec, pods: Sequence[PodView], owner: str) -> list[PodVi
     and only if all of them are there.
     """
     ours = [pod for pod in pods if pod.owner == owner and pod.leaving is None]
+    if all(is_labelled(pod) for pod in ours):
+        return []
     taken = {pod.index for pod in pods if pod.index is not None}
     if group.num_of_hosts == 1:
         free = (index for index in range(len(pods) + len(taken) + 1) if index not in taken)

@@ -1,10 +1,12 @@
-"""A real Kubernetes API server on this machine, for tests: etcd and kube-apiserver, on free loopback ports.
+"""A real Kubernetes API server: etcd and kube-apiserver, on free loopback ports.
 
 No scheduler, no controllers, no kubelet: Pods stay pending until somebody says otherwise.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
 import os
 import shutil
@@ -12,7 +14,9 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -20,11 +24,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 _STARTING_S = 90.0
 _POLICY = """apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]
 rules: [{level: Metadata}]
+"""
+
+
+# Becomes the program that it is given, which won't outlive us.
+_MORTAL = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.getppid() == int(sys.argv[1]) or os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
@@ -101,6 +119,10 @@ class ApiServer:
         with urllib.request.urlopen(request, context=self._trust, timeout=30) as response:
             return json.load(response)
 
+    def client_certificate(self, user: str) -> tuple[Path, Path]:
+        """A certificate, and its key, for somebody that the server will know by this name."""
+        return self._authority.sign(user)
+
     def calls(self, agent: str = "everstep-operator") -> list[dict[str, Any]]:
         """The requests of one user agent that were answered so far, from the server's own audit log."""
         try:
@@ -138,7 +160,8 @@ class ApiServer:
         policy.write_text(_POLICY)
         self._audit = self.folder / "audit.log"
         key = self.folder / "accounts.key"
-        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        _write_key(key)
+        self._authority = _Authority(self.folder / "clients")
         self._run(
             "kube-apiserver",
             f"--etcd-servers={etcd}",
@@ -147,6 +170,7 @@ class ApiServer:
             f"--secure-port={port}",
             f"--cert-dir={self.folder / 'certs'}",
             f"--token-auth-file={tokens}",
+            f"--client-ca-file={self._authority.certificate}",
             "--authorization-mode=RBAC",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={key}",
@@ -188,7 +212,15 @@ class ApiServer:
         with (self.folder / f"{program}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(
-                    [str(self._programs / program), *arguments],
+                    [
+                        sys.executable,
+                        "-S",
+                        "-c",
+                        _MORTAL,
+                        str(os.getpid()),
+                        str(self._programs / program),
+                        *arguments,
+                    ],
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.folder,
@@ -202,7 +234,7 @@ class ApiServer:
         while True:
             for process in self._processes:
                 if process.poll() is not None:
-                    name = Path(str(process.args[0])).name  # type: ignore[index]
+                    name = Path(str(process.args[5])).name  # type: ignore[index]
                     tail = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
                     raise RuntimeError(f"{name} ended with {process.returncode} before it was up:\n{tail}")
             try:
@@ -222,6 +254,63 @@ class ApiServer:
             process.wait()
         self._processes.clear()
         self._folder.cleanup()
+
+
+class _Authority:
+    """Whom the server believes about who its clients are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700)
+        self._lock = threading.Lock()
+        self._key = _write_key(folder / "ca.key")
+        self.certificate = folder / "ca.crt"
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "everstep-testing")])
+        made = self._builder(self._name, self._key).add_extension(
+            x509.BasicConstraints(True, None), critical=True
+        )
+        self.certificate.write_bytes(self._signed(made))
+
+    def sign(self, user: str) -> tuple[Path, Path]:
+        stem = hashlib.sha256(user.encode()).hexdigest()[:16]
+        certificate, key = self._folder / f"{stem}.crt", self._folder / f"{stem}.key"
+        with self._lock:
+            if not certificate.exists():
+                private = _write_key(key)
+                name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)])
+                usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+                made = self._builder(name, private).add_extension(usage, critical=False)
+                certificate.write_bytes(self._signed(made))
+        return certificate, key
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=7))
+        )
+
+    def _signed(self, builder: x509.CertificateBuilder) -> bytes:
+        pem: bytes = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return pem
+
+
+def _write_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    key = ec.generate_private_key(ec.SECP256R1())
+    path.touch(mode=0o600)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
+        )
+    )
+    return key
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,0 +1,479 @@
+"""A kubelet whose containers are processes: a whole cluster runs on one machine, and breaks on demand.
+
+It binds Pods to nodes that don't exist, gives each an address in 127.0.0.0/8 and a home, runs their
+containers with their environment, and says how they are. Names of Pods and Services become addresses where
+they are handed to a process. It also does what the controller manager would about Pods whose RayCluster is
+gone. There are no images, mounts, limits or namespaces of the kernel's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from everstep.testing.kube.server import ApiServer
+
+_MARK = "EVERSTEP_TEST_POD"
+"""In the environment of every process of a Pod, and so of all that they start."""
+_NAMES = re.compile(
+    r"(?P<head>[a-z0-9-]+)-head-svc(?:\.(?P<of>[a-z0-9-]+)\.svc\.cluster\.local)?"
+    r"|(?P<host>[a-z0-9-]+)\.(?P<service>[a-z0-9-]+-headless)"
+)
+_REFERENCE = re.compile(r"\$\((\w+)\)")
+_MERGE = "application/merge-patch+json"
+_STARTING_S = 30.0
+"""How long one Pod's start may hold up the next: one machine starts many nodes badly at once."""
+
+Pod = dict[str, Any]
+
+
+class ProcessKubelet:
+    """``with ProcessKubelet(server) as kubelet: …``. Ends all that it starts."""
+
+    def __init__(
+        self, server: ApiServer, nodes: Sequence[str] = ("node-0", "node-1", "node-2", "node-3")
+    ) -> None:
+        self._server = server
+        self._nodes = dict.fromkeys(nodes, True)
+        self._lives: dict[str, _Life] = {}
+        self._hanging: set[str] = set()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._turn = threading.Semaphore(1)
+
+    def __enter__(self) -> ProcessKubelet:
+        self.logs = self._server.folder / "pods"
+        self.logs.mkdir(exist_ok=True)
+        self._threads = [
+            threading.Thread(target=self._watch, name="kubelet", daemon=True),
+            threading.Thread(target=self._collect, name="garbage", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        with self._lock:
+            lives = list(self._lives.values())
+        for life in lives:
+            life.end(0.0)
+        for life in lives:
+            life.thread.join(20)
+        with contextlib.suppress(OSError, AttributeError):
+            # Not closed: that would wait for the one who reads.
+            self._watching.sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+
+    # Faults.
+
+    def hang(self, pod: str) -> None:
+        """When it is told to leave, its processes end, and it stays in Terminating."""
+        self._hanging.add(pod)
+
+    def release(self, pod: str) -> None:
+        """It may go after all."""
+        self._hanging.discard(pod)
+        for life in list(self._lives.values()):
+            if life.name == pod and life.told_to_leave.is_set():
+                life.remove()
+
+    def fail(self, pod: str) -> None:
+        """Its Ray container is killed."""
+        for life in self._lives.values():
+            if life.name == pod:
+                life.kill_first()
+
+    def lose(self, node: str) -> None:
+        """The node is gone, with its processes. Nobody says so but the node controller."""
+        self._nodes[node] = False
+        for life in list(self._lives.values()):
+            if life.node == node:
+                life.lost = True
+                kill_marked(life.uid, signal.SIGKILL)
+                unready = {"type": "Ready", "status": "False", "reason": "NodeLost"}
+                life.report({"phase": "Unknown", "reason": "NodeLost", "conditions": [unready]}, force=True)
+                with contextlib.suppress(urllib.error.HTTPError):
+                    self._server.request("DELETE", life.path)
+
+    def node_of(self, pod: str) -> str:
+        found: str = next(life.node for life in self._lives.values() if life.name == pod)
+        return found
+
+    # What it does by itself.
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                for pod in self._changes():
+                    self._take(pod)
+            except (OSError, ValueError, http.client.HTTPException):
+                self._stopping.wait(0.2)
+
+    def _changes(self) -> Iterator[Pod]:
+        listed = self._server.request("GET", "/api/v1/pods")
+        yield from listed["items"]
+        host, _, port = self._server.url.removeprefix("https://").partition(":")
+        trust = ssl.create_default_context(cafile=str(self._server.certificate))
+        self._watching = http.client.HTTPSConnection(host, int(port), context=trust)
+        with contextlib.closing(self._watching):
+            path = f"/api/v1/pods?watch=true&resourceVersion={listed['metadata']['resourceVersion']}"
+            self._watching.request("GET", path, headers={"Authorization": f"Bearer {self._server.token}"})
+            for line in self._watching.getresponse():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                if event["type"] == "DELETED":
+                    self._gone(event["object"])
+                else:
+                    yield event["object"]
+
+    def _take(self, pod: Pod) -> None:
+        uid = pod["metadata"]["uid"]
+        node = pod["spec"].get("nodeName")
+        if not node:
+            if "deletionTimestamp" not in pod["metadata"]:
+                self._bind(pod)
+            return
+        with self._lock:
+            life = self._lives.get(uid)
+            if life is None and not self._stopping.is_set() and self._nodes.get(node):
+                life = self._lives[uid] = _Life(self._server, pod, self.logs, self._turn)
+                life.thread.start()
+        if life is not None and "deletionTimestamp" in pod["metadata"] and not life.told_to_leave.is_set():
+            life.told_to_leave.set()
+            if not life.lost:
+                threading.Thread(target=self._end, args=(life, pod), daemon=True).start()
+
+    def _end(self, life: _Life, pod: Pod) -> None:
+        life.end(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
+        if life.name not in self._hanging:
+            life.remove()
+
+    def _gone(self, pod: Pod) -> None:
+        with self._lock:
+            life = self._lives.pop(pod["metadata"]["uid"], None)
+        if life is not None:
+            life.end(0.0)
+
+    def _bind(self, pod: Pod) -> None:
+        living = [name for name, alive in self._nodes.items() if alive]
+        if not living:
+            return
+        load = {name: sum(life.node == name for life in self._lives.values()) for name in living}
+        node = min(living, key=lambda name: load[name])
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/binding"
+        with contextlib.suppress(urllib.error.HTTPError):
+            self._server.request(
+                "POST",
+                path,
+                {
+                    "apiVersion": "v1",
+                    "kind": "Binding",
+                    "metadata": {"name": pod["metadata"]["name"]},
+                    "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+                },
+            )
+
+    def _collect(self) -> None:
+        """Pods whose cluster is gone go, too."""
+        while not self._stopping.wait(1.0):
+            with contextlib.suppress(OSError):
+                clusters = self._server.request("GET", "/apis/ray.io/v1/rayclusters")["items"]
+                there = {cluster["metadata"]["uid"] for cluster in clusters}
+                for life in list(self._lives.values()):
+                    if life.owner and life.owner not in there and not life.told_to_leave.is_set():
+                        with contextlib.suppress(urllib.error.HTTPError):
+                            self._server.request("DELETE", life.path)
+
+
+class _Life:
+    """One Pod, from its node to its end."""
+
+    def __init__(self, server: ApiServer, pod: Pod, logs: Path, turn: threading.Semaphore) -> None:
+        self._server, self._pod, self._turn = server, pod, turn
+        meta = pod["metadata"]
+        self.name, self.uid, self.node = meta["name"], meta["uid"], pod["spec"]["nodeName"]
+        self.owner = next(
+            (o["uid"] for o in meta.get("ownerReferences") or () if o["kind"] == "RayCluster"), None
+        )
+        self.path = f"/api/v1/namespaces/{meta['namespace']}/pods/{self.name}"
+        self._namespace = meta["namespace"]
+        self._address = address_of(pod)
+        self.told_to_leave = threading.Event()
+        self.lost = False
+        self._logs = logs
+        self._ending = threading.Event()
+        self._restarts: dict[str, int] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ready = False
+        self.thread = threading.Thread(target=self._live, name=self.name, daemon=True)
+
+    def kill_first(self) -> None:
+        first = self._pod["spec"]["containers"][0]["name"]
+        process = self._processes.get(first)
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+        kill_marked(f"{self.uid}/{first}", signal.SIGKILL)
+
+    def end(self, grace_s: float) -> None:
+        self._ending.set()
+        if grace_s:
+            for process in list(self._processes.values()):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            for process in list(self._processes.values()):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        kill_marked(self.uid, signal.SIGKILL)
+        for process in list(self._processes.values()):
+            process.wait()
+
+    def remove(self) -> None:
+        """Say that it is over: then the API server lets it go."""
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
+        with contextlib.suppress(urllib.error.HTTPError, OSError):
+            self._server.request("DELETE", self.path, body)
+
+    def report(self, status: Mapping[str, Any], force: bool = False) -> None:
+        if (self.lost and not force) or (self._ending.is_set() and not force):
+            return
+        with contextlib.suppress(urllib.error.HTTPError, OSError):
+            self._server.request("PATCH", f"{self.path}/status", {"status": dict(status)}, _MERGE)
+
+    def _live(self) -> None:
+        spec = self._pod["spec"]
+        for container in spec.get("initContainers") or ():
+            self._states[container["name"]] = {"running": {}}
+            while not self._ending.is_set() and self._start(container).wait() != 0:
+                self._ending.wait(0.5)
+        with self._my_turn():
+            for container in spec["containers"]:
+                if not self._ending.is_set():
+                    self._start(container)
+            self._say()
+            if not self._ending.is_set():
+                self._wait_until_ready(spec["containers"][0], _STARTING_S)
+        if not self._ending.is_set() and not self._ready:
+            self._wait_until_ready(spec["containers"][0])
+        while not self._ending.wait(0.1):
+            self._look(spec)
+
+    @contextlib.contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        while not self._turn.acquire(timeout=0.1):
+            if self._ending.is_set():
+                yield
+                return
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _wait_until_ready(self, container: Mapping[str, Any], limit_s: float = float("inf")) -> None:
+        probe = ((container.get("readinessProbe") or {}).get("exec") or {}).get("command")
+        process = self._processes[container["name"]]
+        deadline = time.monotonic() + limit_s
+        while probe and not self._ending.is_set() and process.poll() is None:
+            if time.monotonic() > deadline:
+                return
+            environment = self._environment(container)
+            if subprocess.run(probe, env=environment, capture_output=True, cwd=self._logs).returncode == 0:
+                break
+            self._ending.wait(0.2)
+        if process.poll() is None and not self._ending.is_set():
+            self._ready = True
+            self._say()
+
+    def _look(self, spec: Mapping[str, Any]) -> None:
+        for container in spec["containers"]:
+            name = container["name"]
+            code = self._processes[name].poll()
+            if code is None or "terminated" in self._states[name]:
+                continue
+            # A container ends with its first process, and takes all of its processes along.
+            kill_marked(f"{self.uid}/{name}", signal.SIGKILL)
+            ended = {
+                "exitCode": code if code >= 0 else 128 - code,
+                "reason": "Completed" if code == 0 else "Error",
+            }
+            policy = spec.get("restartPolicy", "Always")
+            if policy == "Always" or (policy == "OnFailure" and code != 0):
+                self._restarts[name] = self._restarts.get(name, 0) + 1
+                self._ending.wait(min(10.0, 0.5 * 2 ** self._restarts[name]))
+                if not self._ending.is_set():
+                    self._start(container)
+            else:
+                self._states[name] = {"terminated": ended}
+            first = container is spec["containers"][0]
+            self._ready = self._ready and not first
+            self._say()
+            if first and not self._ending.is_set():
+                self._wait_until_ready(container)
+
+    def _say(self) -> None:
+        states = [
+            self._states[c["name"]] for c in self._pod["spec"]["containers"] if c["name"] in self._states
+        ]
+        phase = "Running"
+        if states and all("terminated" in state for state in states):
+            failed = any(state["terminated"]["exitCode"] for state in states)
+            phase = "Failed" if failed else "Succeeded"
+        ready = self._ready and phase == "Running"
+        self.report(
+            {
+                "phase": phase,
+                "podIP": self._address,
+                "hostIP": "127.0.0.1",
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                "containerStatuses": [
+                    {
+                        "name": c["name"],
+                        "image": c["image"],
+                        "imageID": "",
+                        "ready": ready,
+                        "restartCount": self._restarts.get(c["name"], 0),
+                        "state": self._states.get(c["name"], {"waiting": {"reason": "ContainerCreating"}}),
+                    }
+                    for c in self._pod["spec"]["containers"]
+                ],
+            }
+        )
+
+    def _start(self, container: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        environment = self._environment(container)
+        command = [
+            here(
+                _REFERENCE.sub(lambda found: environment.get(found[1], found[0]), str(word)), self._namespace
+            )
+            for word in (*(container.get("command") or ()), *(container.get("args") or ()))
+        ]
+        with (self._logs / f"{self.name}.{container['name']}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self._logs,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._processes[container["name"]] = process
+        self._states[container["name"]] = {"running": {}}
+        return process
+
+    def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
+        meta = self._pod["metadata"]
+        account = self._pod["spec"].get("serviceAccountName", "default")
+        certificate, key = self._server.client_certificate(
+            f"system:serviceaccount:{meta['namespace']}:{account}"
+        )
+        home = self._logs / self.name
+        home.mkdir(exist_ok=True)
+        host, _, port = self._server.url.removeprefix("https://").partition(":")
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "KUBE"))},
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "HOME": str(home),
+            "HOSTNAME": self._pod["spec"].get("hostname") or self.name,
+            _MARK: f"{self.uid}/{container['name']}",
+            "POD_LOG": str(self._logs / f"{self.name}.{container['name']}.log"),
+            # How a process in a Pod finds the API server, and shows who it is.
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT_HTTPS": port,
+            "KUBERNETES_SERVICE_PORT": port,
+            "RAY_KUBERAY_CLIENT_CERT_PATH": str(certificate),
+            "RAY_KUBERAY_CLIENT_KEY_PATH": str(key),
+            "RAY_KUBERAY_CA_CERT_PATH": str(self._server.certificate),
+        }
+        for variable in container.get("env") or ():
+            value = variable.get("value", "")
+            field = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
+            if field:
+                value = self._field(field)
+            value = _REFERENCE.sub(lambda found: environment.get(found[1], found[0]), str(value))
+            environment[variable["name"]] = here(value, self._namespace)
+        return environment
+
+    def _field(self, path: str) -> str:
+        meta = self._pod["metadata"]
+        if path == "status.podIP":
+            return self._address
+        if path == "status.hostIP":
+            return "127.0.0.1"
+        found = re.match(r"metadata\.(labels|annotations)\['(.+)'\]", path)
+        if found:
+            return str((meta.get(found[1]) or {}).get(found[2], ""))
+        return str(meta.get(path.removeprefix("metadata."), ""))
+
+
+def address(*names: str) -> str:
+    """The same for the same names: as stable as a name in DNS, and on this machine."""
+    a, b, c = hashlib.sha256("/".join(names).encode()).digest()[:3]
+    return f"127.{a % 250 + 2}.{b}.{c % 250 + 2}"
+
+
+def address_of(pod: Pod) -> str:
+    meta, spec = pod["metadata"], pod["spec"]
+    labels = meta.get("labels") or {}
+    if labels.get("ray.io/node-type") == "head":
+        return address(meta["namespace"], labels["ray.io/cluster"], "head")
+    if spec.get("subdomain"):
+        return address(meta["namespace"], spec["subdomain"], spec["hostname"])
+    return address(meta["namespace"], meta["name"])
+
+
+def here(text: str, namespace: str) -> str:
+    """Names of Services and hosts, as they are found on this machine."""
+
+    def found(name: re.Match[str]) -> str:
+        if name["head"]:
+            return address(name["of"] or namespace, name["head"], "head")
+        return address(namespace, name["service"], name["host"])
+
+    return _NAMES.sub(found, text)
+
+
+def kill_marked(mark: str, number: signal.Signals) -> None:
+    """Everything that descends from a Pod, or from one of its containers, also what has lost its parents."""
+    wanted = f"{_MARK}={mark}".encode()
+    while True:
+        found = [pid for pid in _processes() if wanted in _environ(pid)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
