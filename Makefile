@@ -4,10 +4,11 @@
 RUN := .venv/bin/python
 SRC := src tests examples bench
 
-.PHONY: help setup setup-demo demo test check format bench sim soak clean
+.PHONY: help setup setup-demo demo demo-kube test check format bench sim soak clean
 
 help:
 	@echo "make demo     train a small model, break it in three ways, watch it recover"
+	@echo "make demo-kube  the same on Kubernetes: a real API server, the operator, Ray nodes, a slice that dies"
 	@echo "make test     run the tests              (ARGS='-k name')"
 	@echo "make check    lint, types, import rules"
 	@echo "make format   format the code"
@@ -24,6 +25,9 @@ setup-demo:
 
 demo: setup-demo
 	@$(RUN) examples/demo.py $(ARGS)
+
+demo-kube: setup
+	@$(RUN) examples/slices_on_kubernetes.py
 
 test: setup
 	$(RUN) -m pytest $(ARGS)

@@ -95,6 +95,7 @@ def test_rays_own_provider_scales_slices_up_and_down(space: Namespace) -> None:
         provider.stop()
 
 
+@pytest.mark.timeout(900)
 def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace) -> None:
     see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
     folder = tempfile.mkdtemp(prefix="evk", dir="/tmp")
@@ -113,7 +114,9 @@ def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace) -> None:
         assert [c["name"] for c in head["spec"]["containers"]] == ["ray", "autoscaler"]
         assert head["spec"]["restartPolicy"] == "Never"
         script = (
-            "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)\n"
+            "import ray, sys\n"
+            "head = sys.argv[1].partition(':')[0]\n"
+            "ray.init(address=sys.argv[1], _node_ip_address=head, log_to_driver=False)\n"
             "group = ray.util.placement_group([{'chip': 1}] * 2, strategy='STRICT_SPREAD')\n"
             "ray.get(group.ready())\n"
             "print('there', flush=True); sys.stdin.readline()\n"

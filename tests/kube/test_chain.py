@@ -11,15 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from everstep.testing.kube import ApiServer, ProcessKubelet
 from kube.live import Namespace, operating
 from kube.ray_cluster import ray_cluster, ray_group
 
 _NODES = """
 import json, ray, sys
-ray.init(address=sys.argv[1], log_to_driver=False)
+# Beside the head, whose node stays.
+ray.init(address=sys.argv[1], _node_ip_address=sys.argv[1].partition(":")[0], log_to_driver=False)
 for line in sys.stdin:
-    print(json.dumps([[n["Labels"], n["Resources"]] for n in ray.nodes() if n["Alive"]]), flush=True)
+    nodes = [[n["Labels"], n["Resources"]] for n in ray.nodes() if n["Alive"]]
+    print("nodes", json.dumps(nodes), flush=True)
 """
 
 
@@ -41,7 +45,10 @@ class Driver:
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        nodes: list[Any] = json.loads(self._process.stdout.readline())
+        # Ray, too, says things.
+        line = next((line for line in self._process.stdout if line.startswith("nodes ")), None)
+        assert line is not None, f"the driver ended with {self._process.wait(10)}"
+        nodes: list[Any] = json.loads(line.removeprefix("nodes "))
         return sorted(
             (labels["ray.io/tpu-slice-name"], labels["ray.io/tpu-worker-id"])
             for labels, resources in nodes
@@ -53,6 +60,25 @@ class Driver:
         self._process.communicate()
 
 
+@pytest.mark.timeout(900)
+def test_from_kubectl_apply_to_elastic_training_and_back(server: ApiServer) -> None:
+    """The example, as `make demo-kube` runs it, with an API server of its own."""
+    example = Path(__file__).parents[2] / "examples" / "slices_on_kubernetes.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    seen = [line for line in done.stdout.splitlines() if "SLICES" in line or "step" in line]
+    told = (
+        "4 workers on 2 slices",
+        "2 workers: training goes on",
+        "replaced whole, 2 new Pods",
+        "4 workers again",
+        "trained",
+    )
+    assert [word for word in told if any(word in line for line in seen)] == list(told), done.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_slices_of_real_ray_nodes_are_replaced_whole(server: ApiServer, tmp_path: Path) -> None:
     space = Namespace(server)
     tpus = ray_group("tpu", 2, 2, resources={"CPU": "1", "TPU": "4"})
@@ -62,7 +88,9 @@ def test_slices_of_real_ray_nodes_are_replaced_whole(server: ApiServer, tmp_path
     }
     see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
     whole = [("tpu-0", "0"), ("tpu-0", "1"), ("tpu-1", "0"), ("tpu-1", "1")]
-    with ProcessKubelet(server) as kubelet, operating(server, tmp_path, "--namespace", space.name):
+    # A node for each Pod, so that one that is lost takes one Pod along.
+    kubelets = ProcessKubelet(server, [f"node-{n}" for n in range(12)])
+    with kubelets as kubelet, operating(server, tmp_path, "--namespace", space.name):
         made = ray_cluster(tempfile.mkdtemp(prefix="evk", dir="/tmp"), tpus)
         space.apply(made)
         see(lambda: space.status().get("slices") == "2/2", "two slices of real Ray nodes")
@@ -74,7 +102,7 @@ def test_slices_of_real_ray_nodes_are_replaced_whole(server: ApiServer, tmp_path
             # One host's Ray dies.
             gone, kept = space.uids(index=1), space.uids(index=0)
             kubelet.fail(space.workers(index=1)[0]["metadata"]["name"])
-            see(lambda: len(space.uids()) == 4 and not space.uids() & gone, "slice 1 anew")
+            see(lambda: space.anew(4, gone), "slice 1 anew")
             assert kept < space.uids()
             see(lambda: driver.slices() == whole, "Ray to see it")
             # A node is lost, and its Pod hangs in Terminating: the slice comes back under another index.

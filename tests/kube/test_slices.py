@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from everstep.testing.kube import ApiServer
 from kube.live import Namespace, OperatorProcess, container, operating
 from kube.world import group, manifest
+from processes import wait_for
 
 ALL = [(i, h) for i in range(3) for h in range(4)]
 
@@ -201,6 +203,24 @@ def test_quota_for_six_of_eight_pods_gives_one_whole_replica_and_quiet(
     assert "QuotaExceeded" in space.server.kubectl("-n", space.name, "get", "events")
     refused = space.status()["groups"][0]["refused"]
     assert refused["attempts"] == 1
+
+
+@pytest.mark.soak
+def test_a_minute_under_a_quota_is_a_quiet_one(space: Namespace, operator: OperatorProcess) -> None:
+    hard = {"pods": "7"}
+    space.apply(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}, "spec": {"hard": hard}}
+    )
+    path = f"/api/v1/namespaces/{space.name}/resourcequotas/pods/status"
+    used = {"status": {"hard": hard, "used": {"pods": "0"}}}
+    space.server.request("PATCH", path, used, "application/merge-patch+json")
+    space.apply(cluster(group(replicas=2)))
+    space.see(lambda: space.condition("ReplicaFailure").get("status") == "True", "the refusal")
+    before, began = len(space.server.calls()), time.monotonic()
+    wait_for(lambda: time.monotonic() > began + 60, "a minute", 90.0)
+    calls = [c["verb"] for c in space.server.calls()[before:] if c["objectRef"]["resource"] != "leases"]
+    # One more try, 30 s later: at most 4 creates, what they brought given back, an event, the status.
+    assert len(calls) <= 12, calls
 
 
 def test_groups_that_go_and_suspend_and_change_their_size(

@@ -313,6 +313,7 @@ def _slice_labels(group: GroupSpec, index: int, host: int) -> dict[str, str]:
                 for side in topology.split("x"):
                     chips *= int(side)
                 labels["ray.io/tpu-pod-type"] = f"{generation[0]}-{chips * generation[1]}"
+                labels["ray.io/accelerator-type"] = f"TPU-{generation[0].upper()}"
     return labels
 
 

@@ -29,8 +29,6 @@ from typing import Any
 
 from everstep.testing.kube.server import ApiServer
 
-_MARK = "EVERSTEP_TEST_POD"
-"""In the environment of every process of a Pod, and so of all that they start."""
 _NAMES = re.compile(
     r"(?P<head>[a-z0-9-]+)-head-svc(?:\.(?P<of>[a-z0-9-]+)\.svc\.cluster\.local)?"
     r"|(?P<host>[a-z0-9-]+)\.(?P<service>[a-z0-9-]+-headless)"
@@ -109,7 +107,7 @@ class ProcessKubelet:
         for life in list(self._lives.values()):
             if life.node == node:
                 life.lost = True
-                kill_marked(life.uid, signal.SIGKILL)
+                life.end(0.0)
                 unready = {"type": "Ready", "status": "False", "reason": "NodeLost"}
                 life.report({"phase": "Unknown", "reason": "NodeLost", "conditions": [unready]}, force=True)
                 with contextlib.suppress(urllib.error.HTTPError):
@@ -230,11 +228,7 @@ class _Life:
         self.thread = threading.Thread(target=self._live, name=self.name, daemon=True)
 
     def kill_first(self) -> None:
-        first = self._pod["spec"]["containers"][0]["name"]
-        process = self._processes.get(first)
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-        kill_marked(f"{self.uid}/{first}", signal.SIGKILL)
+        _kill(self._processes[self._pod["spec"]["containers"][0]["name"]])
 
     def end(self, grace_s: float) -> None:
         self._ending.set()
@@ -246,8 +240,8 @@ class _Life:
             for process in list(self._processes.values()):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
-        kill_marked(self.uid, signal.SIGKILL)
         for process in list(self._processes.values()):
+            _kill(process)
             process.wait()
 
     def remove(self) -> None:
@@ -279,6 +273,9 @@ class _Life:
             self._wait_until_ready(spec["containers"][0])
         while not self._ending.wait(0.1):
             self._look(spec)
+        # Its containers are ours: they would end with this thread, and have a grace to live through.
+        for process in list(self._processes.values()):
+            process.wait()
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:
@@ -312,8 +309,6 @@ class _Life:
             code = self._processes[name].poll()
             if code is None or "terminated" in self._states[name]:
                 continue
-            # A container ends with its first process, and takes all of its processes along.
-            kill_marked(f"{self.uid}/{name}", signal.SIGKILL)
             ended = {
                 "exitCode": code if code >= 0 else 128 - code,
                 "reason": "Completed" if code == 0 else "Error",
@@ -369,9 +364,10 @@ class _Life:
             )
             for word in (*(container.get("command") or ()), *(container.get("args") or ()))
         ]
+        container_py = str(Path(__file__).with_name("container.py"))
         with (self._logs / f"{self.name}.{container['name']}.log").open("ab") as log:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-I", "-S", container_py, str(os.getpid()), *command],
                 env=environment,
                 cwd=self._logs,
                 stdin=subprocess.DEVNULL,
@@ -381,6 +377,8 @@ class _Life:
             )
         self._processes[container["name"]] = process
         self._states[container["name"]] = {"running": {}}
+        if self._ending.is_set():
+            _kill(process)  # told to end while it was being started
         return process
 
     def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
@@ -397,7 +395,6 @@ class _Life:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "HOME": str(home),
             "HOSTNAME": self._pod["spec"].get("hostname") or self.name,
-            _MARK: f"{self.uid}/{container['name']}",
             "POD_LOG": str(self._logs / f"{self.name}.{container['name']}.log"),
             # How a process in a Pod finds the API server, and shows who it is.
             "KUBERNETES_SERVICE_HOST": host,
@@ -455,25 +452,8 @@ def here(text: str, namespace: str) -> str:
     return _NAMES.sub(found, text)
 
 
-def kill_marked(mark: str, number: signal.Signals) -> None:
-    """Everything that descends from a Pod, or from one of its containers, also what has lost its parents."""
-    wanted = f"{_MARK}={mark}".encode()
-    while True:
-        found = [pid for pid in _processes() if wanted in _environ(pid)]
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        if not found:
-            return
-        time.sleep(0.01)
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-
-
-def _environ(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
+def _kill(container: subprocess.Popen[bytes]) -> None:
+    """All of its processes."""
+    if container.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            container.send_signal(signal.SIGUSR1)

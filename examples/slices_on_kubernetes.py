@@ -1,0 +1,234 @@
+"""The whole chain on one machine: kubectl → operator → kubelet → Ray nodes → elastic training in JAX.
+
+Two slices of two hosts train together. One Pod is deleted: the operator replaces its slice whole, training
+goes on with the slice that is left, and grows back when the new one is there. `make demo-kube` runs it.
+
+The API server is real, and so are the Ray nodes; the kubelet's containers are processes, the TPUs CPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+GROUP = "tpu"
+LIMIT_S = 600.0
+
+
+# The training script. It runs on the cluster, and knows nothing of Kubernetes.
+
+
+def train_fn(config: dict[str, Any]) -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    import everstep as train
+
+    w, step = np.zeros(8), 0
+    if checkpoint := train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            saved = np.load(Path(folder) / "state.npz")
+            w, step = saved["w"], int(saved["step"]) + 1
+    grad = jax.jit(jax.grad(lambda w, x: jnp.mean((x @ w - x.sum(axis=1)) ** 2)))
+    context = train.get_context()
+    first = context.get_world_rank() == 0
+    while not train.collective.broadcast_from_rank_zero(Path(config["stop"]).exists()):
+        x = np.random.randn(256, 8)
+        w = w - 0.05 * multihost_utils.process_allgather(grad(w, x)).mean(axis=0)
+        with tempfile.TemporaryDirectory() as folder:
+            kept = None
+            if first and (step % 20 == 0 or train.should_checkpoint()):
+                np.savez(Path(folder) / "state.npz", w=w, step=step)
+                kept = train.Checkpoint.from_directory(folder)
+            train.report({"step": step, "workers": context.get_world_size()}, checkpoint=kept)
+        if first:
+            with open(config["progress"], "a") as progress:
+                progress.write(f"{step} {context.get_world_size()}\n")
+        step += 1
+
+
+def train_on(address: str, folder: str) -> None:
+    import ray
+
+    import everstep as train
+    from everstep.jax import JaxTrainer
+
+    ray.init(address=address, _node_ip_address=address.partition(":")[0], log_to_driver=False)
+    result = JaxTrainer(
+        train_fn,
+        train_loop_config={"stop": f"{folder}/stop", "progress": f"{folder}/progress"},
+        scaling_config=train.ScalingConfig(
+            use_tpu=True,
+            topology="2x4",
+            accelerator_type="TPU-V6E",
+            num_workers=(2, 4),
+            resources_per_worker={"TPU": 4},
+            elastic_resize_monitor_interval_s=2,
+        ),
+        run_config=train.RunConfig(
+            name="demo",
+            storage_path=f"{folder}/results",
+            failure_config=train.FailureConfig(max_failures=-1),
+            worker_runtime_env={"env_vars": {"JAX_PLATFORMS": "cpu"}},
+        ),
+        engine="ray",
+    ).fit()
+    print(f"trained {result.metrics['step'] + 1} steps", flush=True)
+
+
+# The cluster around it.
+
+
+def manifest(folder: str, port: int) -> dict[str, Any]:
+    """A RayCluster whose nodes fit beside each other on one machine."""
+    started = ["bash", "-c", 'grep -q "Ray runtime started" "$POD_LOG"']
+    container = {
+        "name": "ray",
+        "image": "rayproject/ray:2.60.0",
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "readinessProbe": {"exec": {"command": started}},
+    }
+    shared = {
+        "node-ip-address": "$POD_IP",
+        "min-worker-port": "0",
+        "max-worker-port": "0",
+        "dashboard-agent-listen-port": "0",
+        "metrics-export-port": "0",
+        "object-store-memory": "100000000",
+        "disable-usage-stats": "true",
+    }
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 5}
+    selector = {
+        "cloud.google.com/gke-tpu-topology": "2x4",
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+    }
+    head = {"port": str(port), "include-dashboard": "false", "temp-dir": folder, "num-cpus": "0"}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": "demo", "annotations": {"everstep.dev/managed": "true"}},
+        "spec": {
+            "headGroupSpec": {"rayStartParams": {**shared, **head}, "template": {"spec": spec}},
+            "workerGroupSpecs": [
+                {
+                    "groupName": GROUP,
+                    "replicas": 2,
+                    "numOfHosts": 2,
+                    "resources": {"CPU": "2", "TPU": "4"},
+                    "rayStartParams": shared,
+                    "template": {"spec": {**spec, "nodeSelector": selector}},
+                }
+            ],
+        },
+    }
+
+
+def main() -> None:
+    from everstep.kube.crd import custom_resource_definition
+    from everstep.testing.kube import ApiServer, ProcessKubelet
+
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
+
+    folder = tempfile.mkdtemp(prefix="evk", dir="/tmp")  # short: Ray's sockets lie deep in it
+    say("starting a Kubernetes API server")
+    with ApiServer() as server, ProcessKubelet(server) as kubelet:
+        server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
+        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io")
+        command = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "--namespace", "default"]
+        with running(*command, "--kubeconfig", str(server.kubeconfig), log=Path(folder, "operator.log")):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            say("kubectl apply -f raycluster.json     (2 slices of 2 hosts)")
+            server.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(f"{folder}/ray", port)))
+            until(lambda: slices(server) == "2/2", "two whole slices")
+            say(f"SLICES {slices(server)}: all Ray nodes are up")
+            head = server.kubectl("get", "pods", "-l", "ray.io/node-type=head", "-o", "jsonpath={..podIP}")
+            # The driver has no account of its own here, and a home without anybody's Ray token.
+            environment = {"RAY_AUTH_MODE": "disabled", "HOME": str(kubelet.logs), "JAX_PLATFORMS": "cpu"}
+            train = [sys.executable, __file__, "--train", f"{head}:{port}", folder]
+            with running(*train, log=Path(folder, "train.log"), **environment) as driver:
+                follow(server, driver, Path(folder), say)
+            lines = Path(folder, "train.log").read_text().splitlines()
+            say("done: " + next(line for line in lines if line.startswith("trained ")))
+
+
+def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Callable[[str], None]) -> None:
+    def workers() -> tuple[int, int]:
+        """The newest step, and how many workers made it."""
+        assert driver.poll() is None, Path(folder, "train.log").read_text()[-3000:]
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            step, count = Path(folder, "progress").read_text().splitlines()[-1].split()
+            return int(step), int(count)
+        return -1, 0
+
+    until(lambda: workers()[0] > 40 and workers()[1] == 4, "training on both slices")
+    say(f"step {workers()[0]} with 4 workers on 2 slices")
+    label = f"ray.io/group={GROUP},ray.io/worker-group-replica-index=1"
+    before = set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
+    victim = sorted(before)[0]
+    say(f"kubectl delete {victim}")
+    server.kubectl("delete", victim, "--wait=false")
+    until(lambda: workers()[1] == 2, "training on the slice that is left")
+    say(f"step {workers()[0]} with 2 workers: training goes on without slice 1   (SLICES {slices(server)})")
+    until(lambda: slices(server) == "2/2", "the slice anew")
+    after = set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
+    assert not before & after, "the slice was replaced whole"
+    say(f"SLICES 2/2: slice 1 was replaced whole, {len(after)} new Pods")
+    until(lambda: workers()[1] == 4, "training on both slices again")
+    step = workers()[0]
+    say(f"step {step} with 4 workers again")
+    until(lambda: workers()[0] > step + 20, "some more steps")
+    Path(folder, "stop").touch()
+    driver.wait(LIMIT_S)
+    assert driver.returncode == 0, Path(folder, "train.log").read_text()[-3000:]
+
+
+def slices(server: Any) -> str:
+    return str(server.kubectl("get", "raycluster", "demo", "-o", "jsonpath={.status.slices}"))
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not seen within {LIMIT_S:.0f} s: {what}")
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def running(*command: str, log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **environment})
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--train"]:
+        train_on(*sys.argv[2:])
+    else:
+        main()
