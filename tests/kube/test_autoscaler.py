@@ -100,7 +100,7 @@ def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace) -> None:
     see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
     folder = tempfile.mkdtemp(prefix="evk", dir="/tmp")
     scaled = ray_group("tpu", 0, 2, rayStartParams={"num-cpus": "1", "resources": '"{\\"chip\\": 1}"'})
-    with ProcessKubelet(space.server) as kubelet:
+    with ProcessKubelet(space.server, namespace=space.name) as kubelet:
         space.apply(
             ray_cluster(
                 folder,

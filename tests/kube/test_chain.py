@@ -89,7 +89,7 @@ def test_slices_of_real_ray_nodes_are_replaced_whole(server: ApiServer, tmp_path
     see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
     whole = [("tpu-0", "0"), ("tpu-0", "1"), ("tpu-1", "0"), ("tpu-1", "1")]
     # A node for each Pod, so that one that is lost takes one Pod along.
-    kubelets = ProcessKubelet(server, [f"node-{n}" for n in range(12)])
+    kubelets = ProcessKubelet(server, [f"node-{n}" for n in range(12)], space.name)
     with kubelets as kubelet, operating(server, tmp_path, "--namespace", space.name):
         made = ray_cluster(tempfile.mkdtemp(prefix="evk", dir="/tmp"), tpus)
         space.apply(made)

@@ -45,9 +45,14 @@ class ProcessKubelet:
     """``with ProcessKubelet(server) as kubelet: …``. Ends all that it starts."""
 
     def __init__(
-        self, server: ApiServer, nodes: Sequence[str] = ("node-0", "node-1", "node-2", "node-3")
+        self,
+        server: ApiServer,
+        nodes: Sequence[str] = ("node-0", "node-1", "node-2", "node-3"),
+        namespace: str | None = None,
     ) -> None:
+        """``namespace``: the one whose Pods it runs; all, if there is none."""
         self._server = server
+        self._namespace = namespace
         self._nodes = dict.fromkeys(nodes, True)
         self._lives: dict[str, _Life] = {}
         self._hanging: set[str] = set()
@@ -146,6 +151,8 @@ class ProcessKubelet:
                     yield event["object"]
 
     def _take(self, pod: Pod) -> None:
+        if self._namespace not in (None, pod["metadata"]["namespace"]):
+            return
         uid = pod["metadata"]["uid"]
         node = pod["spec"].get("nodeName")
         if not node:

@@ -1,0 +1,141 @@
+"""What the operator's Pods and Services are like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everstep.kube import pods
+from everstep.kube.quantities import number, rounded_up
+from everstep.kube.spec import parse
+from kube.world import group, manifest, template
+
+
+def worker(spec: dict[str, Any], index: int = 1, host: int = 2, **more: Any) -> dict[str, Any]:
+    raw = manifest(spec, **more)
+    cluster = parse(raw)
+    return pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", index, host)
+
+
+def head(**more: Any) -> dict[str, Any]:
+    return pods.head_pod(parse(manifest(group(), **more)), "a-head")
+
+
+def command(pod: dict[str, Any]) -> str:
+    return str(pod["spec"]["containers"][0]["args"][0])
+
+
+def tpu_group(**more: Any) -> dict[str, Any]:
+    made = group(**more)
+    made["template"]["spec"]["nodeSelector"] = {
+        "cloud.google.com/gke-tpu-topology": "4x4",
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+    }
+    made["template"]["spec"]["containers"][0]["resources"] = {
+        "limits": {"google.com/tpu": 4, "cpu": "7500m", "memory": "8Gi"}
+    }
+    return made
+
+
+def test_a_tpu_host_is_started_with_what_it_has_and_the_labels_of_its_slice() -> None:
+    said = command(worker(tpu_group()))
+    assert "--num-cpus=8 " in said
+    assert f"--memory={8 << 30} " in said
+    assert "--resources='{\"TPU\": 4}'" in said
+    for label in (
+        "ray.io/tpu-slice-name=tpu-1",
+        "ray.io/tpu-worker-id=2",
+        "ray.io/tpu-topology=4x4",
+        "ray.io/tpu-pod-type=v6e-16",
+        "ray.io/accelerator-type=TPU-V6E",
+        "everstep.dev/slice=tpu-1",
+    ):
+        assert label in said
+    assert "--address=demo-head-svc.default.svc.cluster.local:6379" in said
+    assert "--block" in said
+
+
+def test_what_the_group_says_of_its_resources_wins_over_its_container() -> None:
+    said = command(worker(tpu_group(resources={"CPU": "2", "TPU": "8", "special": "1"})))
+    assert "--num-cpus=2 " in said
+    assert '--resources=\'{"TPU": 8, "special": 1}\'' in said
+
+
+def test_gpu_hosts_get_a_slice_and_nothing_of_tpus() -> None:
+    made = group()
+    made["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8}}
+    pod = worker(made)
+    assert "--num-gpus=8" in command(pod)
+    assert "everstep.dev/slice=tpu-1" in command(pod)
+    assert not [v for v in pod["spec"]["containers"][0]["env"] if v["name"].startswith("TPU_")]
+
+
+def test_a_command_of_the_containers_own_comes_first_unless_it_is_to_be_all() -> None:
+    made = group()
+    made["template"]["spec"]["containers"][0]["args"] = ["echo hello"]
+    assert command(worker(made)).startswith("echo hello && ulimit -n 65536; ray start ")
+    raw = manifest(made)
+    raw["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] = "true"
+    cluster = parse(raw)
+    pod = pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", 0, 0)
+    assert pod["spec"]["containers"][0]["args"] == ["echo hello"]
+    generated = {v["name"]: v.get("value") for v in pod["spec"]["containers"][0]["env"]}
+    assert str(generated["KUBERAY_GEN_RAY_START_CMD"]).startswith("ray start ")
+
+
+def test_another_port_is_known_to_everybody() -> None:
+    spec = {"template": template(), "rayStartParams": {"port": "7000"}}
+    raw = manifest(group(), headGroupSpec=spec, enableInTreeAutoscaling=True)
+    cluster = parse(raw)
+    pod = pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", 0, 0)
+    assert "svc.cluster.local:7000" in command(pod)
+    assert "svc.cluster.local:7000" in pod["spec"]["initContainers"][-1]["args"][0]
+    sidecar = pods.head_pod(cluster, "a-head")["spec"]["containers"][-1]
+    assert "--gcs-address $(POD_IP):7000" in sidecar["args"][0]
+    ports = {p["name"]: p["port"] for p in pods.head_service(cluster)["spec"]["ports"]}
+    assert ports["gcs-server"] == 7000
+
+
+def test_the_autoscaler_is_the_heads_sidecar_with_an_account_and_few_rights() -> None:
+    cluster = parse(manifest(group(), enableInTreeAutoscaling=True, autoscalerOptions={"image": "mine"}))
+    pod = pods.head_pod(cluster, "a-head")
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["serviceAccountName"] == "demo"
+    assert "--no-monitor" in command(pod)
+    sidecar = pod["spec"]["containers"][-1]
+    assert sidecar["image"] == "mine"
+    assert "ray kuberay-autoscaler" in sidecar["args"][0]
+    account, role, binding = pods.beside_head(cluster)
+    assert (account["kind"], role["kind"], binding["kind"]) == ("ServiceAccount", "Role", "RoleBinding")
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch", "patch"}
+    assert pods.beside_head(parse(manifest(group()))) == ()
+
+
+def test_without_the_autoscaler_the_head_is_alone_and_may_restart() -> None:
+    pod = head()
+    assert len(pod["spec"]["containers"]) == 1
+    assert "restartPolicy" not in pod["spec"]
+
+
+def test_the_template_is_never_changed() -> None:
+    raw = manifest(tpu_group())
+    before = repr(raw)
+    cluster = parse(raw)
+    pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", 0, 0)
+    pods.head_pod(cluster, "a-head")
+    pods.head_service(cluster)
+    assert repr(raw) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2", 2), ("500m", 1), ("7500m", 8), ("4Gi", 4 << 30), ("1e3", 1000), ("1.5k", 1500)]
+)
+def test_quantities(text: str, value: int) -> None:
+    assert rounded_up(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "many", "1.2.3", "4mi", "Gi"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="quantity|suffix"):
+        number(text)
