@@ -17,7 +17,7 @@ except NoApiServer as error:
     MISSING = str(error)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server() -> Iterator[ApiServer]:
     if MISSING:
         assert not os.environ.get("EVERSTEP_CI"), MISSING

@@ -91,4 +91,4 @@ def test_without_a_webhook_a_bad_one_is_left_alone_and_its_status_says_why(
         # Put right, it runs.
         space.patch_group(numOfHosts=4)
         space.see(lambda: len(space.places()) == 12, "its Pods")
-        assert space.condition("InvalidSpec")["status"] == "False"
+        space.see(lambda: space.condition("InvalidSpec")["status"] == "False", "the status to say so")
