@@ -136,7 +136,6 @@ def test_a_bad_value_is_answered_with_its_field_and_a_remedy(kind, arguments, fi
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"replica_group_size": 2, "num_workers": 4},
         {"placement_strategy": "STRICT_SPREAD"},
     ],
 )

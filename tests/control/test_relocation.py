@@ -156,7 +156,7 @@ def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_th
     start = hands.last(c.StartWorkers)
     assert {a.slice for a in start.assignments} == {"a", "c"}
     assert start.checkpoint == "e1-g0-k1"
-    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
 
 
 def test_one_host_noticed_means_the_whole_slice() -> None:
@@ -208,7 +208,7 @@ def test_a_host_that_goes_early_spends_the_preemption_budget() -> None:
     hands.notice("b.0", 60.0)
     hands.pass_time(1.0)
     hands.lose("b.0")
-    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
     assert hands.brain.phase is Phase.RUNNING
 
 
@@ -228,7 +228,7 @@ def test_a_notice_that_an_earlier_driver_heard_still_counts_when_its_machine_is_
     )
     hands = Hands(fixed(2), views("a", "b", "c"), opened)
     hands.lose("b.0")
-    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
 
 
 def test_an_earlier_drivers_notice_is_not_about_machines_that_came_since_nor_kept_forever() -> None:

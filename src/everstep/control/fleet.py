@@ -126,9 +126,11 @@ class Fleet:
         at: float,
     ) -> tuple[Assignment, ...]:
         """Where these workers go while the others stay: to their old slices, or to others of the same
-        shape.
+        shape. A slice that is about to be taken away isn't worth a start.
         """
-        whole = whole_slices(self._usable())
+        margin = self.settings.migrate_margin_s
+        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - margin}
+        whole = [s for s in whole_slices(self._usable()) if s.name not in doomed]
         aside = self._set_aside(at)
         mine = {a.slice for a in moving}
         shared = {a.slice for a in everyone} & set(taken)

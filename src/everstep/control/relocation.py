@@ -300,7 +300,7 @@ class Relocation:
             return set()
         refuge = self._refuge(groups, restarting, taken, at)
         if refuge is None or not refuge[1] <= self.fleet.held:
-            return set()  # nowhere to go: train on for as long as it lasts
+            return set()  # train on for as long as it lasts
         return refuge[0]
 
     def _refuge(
@@ -321,7 +321,12 @@ class Relocation:
             others = {name for g in groups.values() if g.number not in going for name in g.slices()}
             places = self.fleet.place_again(moving, everyone, others | set(taken), at)
             slices = frozenset(a.slice for a in places)
-            return (going, slices) if places and not slices & leaving else None
+            if places and not slices & leaving:
+                return going, slices
+            # Nowhere to go. They leave nevertheless, if enough stay: who is killed in the middle of a step
+            # costs the others that step.
+            enough = len(groups) - len(going | set(restarting)) >= self.settings.groups_min
+            return (going, frozenset()) if enough else None
         if restarting:
             return None  # they come first
         placement = self.fleet.place_all(at, staying_only=True)
