@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, UserCallback
+from everstep.agent import kernel
 from everstep.control.commands import GroupStarted, RecoveryDecided, Rung
 from everstep.driver import journal
+from everstep.driver.registry import live_runs
+from everstep.testing import LocalCluster
 from everstep.torch import TorchftConfig, TorchTrainer
 from processes import alive, wait_for
 
@@ -164,3 +167,125 @@ def longest_gaps(run: Groups) -> list[float]:
         at = [(row["pid"], row["at"]) for row in rows if "together" in row]
         found += [b - a for (p, a), (q, b) in pairwise(at) if p == q]
     return found
+
+
+def test_a_worker_that_dies_takes_its_partner_along_and_nobody_else(tmp_path: Path) -> None:
+    run = Groups(tmp_path, size=2)
+    run.wait_together(2)
+    before = run.pids()
+    run.kill(3, inside=False)
+    run.wait_together(2, but=[before[2], before[3]])
+    now = run.pids()
+    assert (now[0], now[1]) == (before[0], before[1])
+    assert not alive(before[2])
+    result = run.end()
+    last = {rank: rows[-1]["digest"] for rank, rows in run.rows().items()}
+    assert (last[0], last[1]) == (last[2], last[3]), "each rank has what its peer in the other group has"
+    (decided,) = records(result, RecoveryDecided)
+    assert decided.groups == (1,)
+
+
+def test_groups_that_die_together_are_replaced_together(tmp_path: Path) -> None:
+    run = Groups(tmp_path, save_every=5)
+    run.wait_together(4)
+    before = run.pids()
+    for rank in (1, 3):
+        run.kill(rank, inside=False)
+    run.wait_together(4, but=[before[1], before[3]])
+    assert run.pids([0, 2]) == {0: before[0], 2: before[2]}
+    result = run.end()
+    assert len(run.digests()) == 1
+    (decided,) = records(result, RecoveryDecided)
+    assert decided.groups == (1, 3)
+    assert decided.spent == 1
+
+
+def test_when_all_groups_die_everything_restarts_from_the_checkpoint(tmp_path: Path) -> None:
+    run = Groups(tmp_path, save_every=2)
+    run.wait_together(4)
+    run.wait_steps(range(4), 6)
+    before = run.pids()
+    for rank in range(4):
+        run.kill(rank, inside=False)
+    run.wait_together(4, but=before.values())
+    starts = [
+        row for rows in run.rows().values() for row in rows if row.get("restored") and row["epoch"] == 2
+    ]
+    assert len(starts) == 4
+    assert min(row["step"] for row in starts) > 0
+    result = run.end()
+    assert len(run.digests()) == 1
+    (decided,) = records(result, RecoveryDecided)
+    assert (decided.groups, decided.spent) == ((), 1)
+
+
+def lighthouses(cluster: LocalCluster) -> dict[int, str]:
+    """The processes that are a lighthouse, and the host of each."""
+    found = {}
+    for host, facts in cluster.hosts.items():
+        for pid, _ in kernel.children_of(facts.pid):
+            if b"everstep.backend.lighthouse" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found[pid] = host
+    return found
+
+
+@pytest.mark.parametrize("what", ["the lighthouse", "its host", "the lighthouse and a group"])
+def test_the_lighthouse_comes_back_and_no_surviving_group_restarts(tmp_path: Path, what: str) -> None:
+    with LocalCluster(slices=5, workers_per_host=1) as cluster:
+        run = Groups(tmp_path, engine=cluster)
+        run.wait_together(4)
+        before = run.pids()
+        ((pid, host),) = lighthouses(cluster).items()
+        victim = next(w.rank for w in live_runs()["groups"].workers if w.host == host)
+        other = (victim + 2) % 4
+        lost: list[int] = []
+        match what:
+            case "the lighthouse":
+                os.kill(pid, signal.SIGKILL)
+            case "its host":
+                cluster.kill_host(host)
+                lost = [victim]
+            case _:
+                os.kill(pid, signal.SIGKILL)
+                run.kill(other, inside=True)
+                lost = [other]
+        wait_for(lambda: not alive(pid), "its death")
+        wait_for(lambda: lighthouses(cluster), "another lighthouse")
+        survivors = [rank for rank in range(4) if rank not in lost]
+        run.wait_steps(survivors, 10)
+        run.wait_together(4, but=[before[rank] for rank in lost])
+        assert run.pids(survivors) == {rank: before[rank] for rank in survivors}
+        result = run.end()
+        assert len(run.digests()) == 1
+        decided = records(result, RecoveryDecided)
+        assert [r.groups for r in decided] == [(rank,) for rank in lost]
+
+
+@pytest.mark.parametrize("how", ["lost", "preempted"])
+def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Path, how: str) -> None:
+    with LocalCluster(slices=4, workers_per_host=1) as cluster:
+        run = Groups(tmp_path, workers=(2, 4), engine=cluster)
+        run.wait_together(4)
+        before = run.pids()
+        gone = next(w for w in live_runs()["groups"].workers if w.rank == 2)
+        if how == "lost":
+            cluster.remove_slice(gone.slice)
+        else:
+            cluster.preempt_slice(gone.slice, grace_s=10.5)  # the group leaves ten seconds before the end
+            wait_for(lambda: not alive(before[2]), "the group's leaving")
+            assert cluster.hosts[gone.host].pid in {pid for pid, _ in _running(cluster)}, (
+                "before its host goes"
+            )
+        others = [0, 1, 3]
+        run.wait_together(3, others)
+        cluster.add_slice()
+        run.wait_together(4, but=[before[2]])
+        assert run.pids(others) == {rank: before[rank] for rank in others}
+        result = run.end()
+        assert len(run.digests()) == 1
+        (decided,) = records(result, RecoveryDecided)
+        assert decided.budget == ("max_failures" if how == "lost" else "max_preemption_failures")
+
+
+def _running(cluster: LocalCluster) -> list[tuple[int, str]]:
+    return [(facts.pid, host) for host, facts in cluster.hosts.items() if alive(facts.pid)]

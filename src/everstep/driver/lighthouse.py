@@ -39,14 +39,20 @@ class Lighthouse:
             self.host, self._where = None, ""
             if hosts:
                 self.host = hosts[0]
-                self._send(
-                    self.host,
-                    wire.RunLighthouse(self._lease, self._address_of(self.host), self._options),
-                )
+                self._run(self.host)
         for host in hosts:
             if self._told.get(host) != self._where:
                 self._told[host] = self._where
                 self._send(host, wire.Forward(self._lease, self._where))
+
+    def renew(self) -> None:
+        """All workers start anew: the dead of before must not be asked for in the first quorum."""
+        if self.host is not None:
+            self._where = ""
+            self._run(self.host)
+
+    def _run(self, host: HostId) -> None:
+        self._send(host, wire.RunLighthouse(self._lease, self._address_of(host), self._options))
 
     def up(self, host: HostId, where: str) -> None:
         if host == self.host:

@@ -445,6 +445,8 @@ class Driver:
         if not self._streams:
             self._flush_rows()
             self._reports.clear()
+            if replaced and self._lighthouse is not None:
+                self._lighthouse.renew()
         generations = dict(command.generations)
         for a in command.assignments:
             generation = generations[a.group_id]
