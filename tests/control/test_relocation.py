@@ -314,8 +314,8 @@ def test_only_the_groups_in_the_slice_that_goes_are_moved() -> None:
     assert {stop.host for stop in hands.all(c.StopWorkers)} == {"b.0"}
 
 
-def test_groups_without_a_spare_stay_until_their_slice_is_gone() -> None:
-    hands = Hands(Settings(workers_min=1, workers_max=2, group_size=1), views("a", "b"))
+def test_groups_without_a_spare_stay_until_their_slice_is_gone_if_too_few_would_be_left() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=2, group_size=1, groups_min=2), views("a", "b"))
     hands.forget()
     hands.notice("b.0", 30.0)
     hands.pass_time(29.0)

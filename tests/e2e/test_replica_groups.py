@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everstep import FailureConfig, Result, RunConfig, ScalingConfig, UserCallback
+from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, UserCallback
 from everstep.agent import kernel
 from everstep.control.commands import GroupStarted, RecoveryDecided, Rung
 from everstep.driver import journal
@@ -23,7 +24,7 @@ from everstep.torch import TorchftConfig, TorchTrainer
 from processes import alive, wait_for
 
 from .test_worker_deaths import Fit, config, folder
-from .training import notes, torchft_steps
+from .training import independent_steps, notes, torchft_steps
 
 
 class Heard(UserCallback):
@@ -37,7 +38,7 @@ class Heard(UserCallback):
 
 
 class Groups:
-    """A run of torchft's loop in replica groups, seen from its notes."""
+    """A run in replica groups, seen from its notes."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Groups:
         engine: object = "local",
         save_every: int = 0,
         max_failures: int = -1,
+        trainer: Callable[..., Trainer] | None = None,
         **more: Any,
     ) -> None:
         self.tmp_path = tmp_path
@@ -55,10 +57,10 @@ class Groups:
         self.world = workers if isinstance(workers, int) else workers[1]
         self.heard = Heard()
         self.fit = Fit(
-            lambda: TorchTrainer(
-                torchft_steps,
+            lambda: (trainer or with_torchft)(
+                ScalingConfig(num_workers=workers, elastic_resize_monitor_interval_s=0.1),
+                size,
                 train_loop_config=config(tmp_path, save_every),
-                scaling_config=ScalingConfig(num_workers=workers, elastic_resize_monitor_interval_s=0.1),
                 torch_config=TorchftConfig({"min_replicas": 1}, replica_group_size=size, **more),
                 run_config=RunConfig(
                     name="groups",
@@ -289,3 +291,32 @@ def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Pa
 
 def _running(cluster: LocalCluster) -> list[tuple[int, str]]:
     return [(facts.pid, host) for host, facts in cluster.hosts.items() if alive(facts.pid)]
+
+
+def test_replicas_that_need_no_torchft_are_replaced_alike(tmp_path: Path) -> None:
+    run = Groups(tmp_path, size=2, save_every=3, trainer=plain)
+    run.wait_together(2)
+    run.wait_steps(range(4))
+    before = run.pids()
+    os.kill(before[0], signal.SIGKILL)
+    run.wait_together(2, but=[before[0], before[1]])
+    assert run.pids([2, 3]) == {2: before[2], 3: before[3]}
+    again = [row for row in run.rows()[0] if row.get("restored")]
+    assert again[1]["step"] > 0, "it goes on from the newest checkpoint"
+    (tmp_path / "until").touch()
+    result = run.fit.done()
+    stayed = {(pid, step) for pid, step in run.reported() if pid in (before[2], before[3])}
+    assert stayed <= set(run.heard.reports)
+    (decided,) = records(result, RecoveryDecided)
+    assert decided.groups == (0,)
+
+
+def plain(scaling: ScalingConfig, size: int, **more: Any) -> Trainer:
+    del more["torch_config"]
+    return Trainer(
+        independent_steps, scaling_config=dataclasses.replace(scaling, replica_group_size=size), **more
+    )
+
+
+def with_torchft(scaling: ScalingConfig, size: int, **more: Any) -> Trainer:
+    return TorchTrainer(torchft_steps, scaling_config=scaling, **more)

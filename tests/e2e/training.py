@@ -231,3 +231,18 @@ def torchft_steps(config: dict[str, Any]) -> str:
         digest.update(parameter.detach().numpy().tobytes())
     note(config, step=manager.current_step(), digest=digest.hexdigest())
     return digest.hexdigest()
+
+
+def independent_steps(config: dict[str, Any]) -> int:
+    """Each replica group counts for itself, its members together; its leader saves some steps."""
+    context = train.get_context()
+    step = restore_step()
+    note(config, step=step, restored=True, group=context.get_replica_group_id())
+    until = Path(config["until"])
+    while not train.collective.broadcast_from_rank_zero(until.exists()):
+        step += 1
+        saves = context.get_replica_group_rank() == 0 and step % config["save_every"] == 0
+        train.report({"step": step, "pid": os.getpid()}, checkpoint=save_step(step) if saves else None)
+        note(config, step=step, together=context.get_num_replica_groups())
+        time.sleep(0.02)
+    return step

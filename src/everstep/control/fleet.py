@@ -128,12 +128,12 @@ class Fleet:
         """Where these workers go while the others stay: to their old slices, or to others of the same
         shape. A slice that is about to be taken away isn't worth a start.
         """
-        margin = self.settings.migrate_margin_s
-        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - margin}
-        whole = [s for s in whole_slices(self._usable()) if s.name not in doomed]
         aside = self._set_aside(at)
         mine = {a.slice for a in moving}
         shared = {a.slice for a in everyone} & set(taken)
+        margin = self.settings.migrate_margin_s
+        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - margin} - shared
+        whole = [s for s in whole_slices(self._usable()) if s.name not in doomed]
         spare = [
             s for s in whole if s.name not in mine and s.name not in taken and s.name not in self.noticed
         ]

@@ -293,15 +293,22 @@ class Relocation:
         deadline has passed, nobody leaves: the slice dies now, or it was never meant.
         """
         margin = self.settings.migrate_margin_s
-        deadlines = [self.fleet.noticed[name] for name in self.leaving(groups)]
-        if not any(deadline - margin <= at < deadline for deadline in deadlines):
+        noticed = self.fleet.noticed
+        soon = {name for name in self.leaving(groups) if noticed[name] - margin <= at < noticed[name]}
+        if not soon:
             return set()
         if not self._is_ready():
             return set()
         refuge = self._refuge(groups, restarting, taken, at)
         if refuge is None or not refuge[1] <= self.fleet.held:
             return set()  # train on for as long as it lasts
-        return refuge[0]
+        going, slices = refuge
+        if slices:
+            return going
+        # They wait for a place: those whose time is up, and who don't leave somebody else in their slice.
+        staying = {name for g in groups.values() if g.number not in going for name in g.slices()}
+        soon -= staying | set(taken)
+        return {g for g in going if groups[g].slices() & soon}
 
     def _refuge(
         self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
