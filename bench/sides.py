@@ -52,10 +52,17 @@ class Drive:
         config: What it is called with, besides ``folder``.
         workers: On how many workers.
         torch: Whether they are a torch process group.
+        torchft: Whether each is a replica group over torchft.
     """
 
     def __init__(
-        self, side: Side, loop: str, config: dict[str, Any], workers: int, torch: bool = True
+        self,
+        side: Side,
+        loop: str,
+        config: dict[str, Any],
+        workers: int,
+        torch: bool = True,
+        torchft: bool = False,
     ) -> None:
         self.side = side
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -69,6 +76,7 @@ class Drive:
             "ray_folder": self._ray_folder,
             "workers": workers,
             "torch": torch,
+            "torchft": torchft,
             "config": {**config, "folder": str(self.folder)},
         }
         with (self.folder / "driver.log").open("wb") as log:

@@ -1,9 +1,10 @@
-"""Replica groups on Ray: a killed group and a lost node are replaced, and the others never stop."""
+"""Replica groups on Ray: those that are killed, or on a lost host, are replaced; the others never stop."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from e2e.test_replica_groups import Groups, records
@@ -14,7 +15,7 @@ from .cluster import RayCluster
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_group_and_a_lost_node_are_replaced_while_the_others_go_on(
+def test_a_killed_group_and_those_of_a_lost_host_are_replaced_while_the_others_go_on(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -30,7 +31,9 @@ def test_a_killed_group_and_a_lost_node_are_replaced_while_the_others_go_on(
     node = next(worker.host for worker in live_runs()["groups"].workers if worker.rank == 0)
     lost = [worker.rank for worker in live_runs()["groups"].workers if worker.host == node]
     others = [rank for rank in range(4) if rank not in lost]
-    cluster.kill_raylet(node)  # and with it the lighthouse, which is on the first host
+    template = psutil.Process(before[0]).parent()
+    assert template is not None
+    template.parent().kill()  # the agent, and with it all that is on its host; also the lighthouse
     run.wait_together(4, but=[before[rank] for rank in lost])
     assert run.pids(others) == {rank: before[rank] for rank in others}
     result = run.end()
