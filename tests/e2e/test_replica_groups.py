@@ -158,7 +158,8 @@ def test_a_killed_group_is_replaced_while_the_others_go_on(tmp_path: Path, times
     assert {s.epoch for s in started} == {1}
     assert [r.spent for r in records(result, RecoveryDecided)] == list(range(1, times + 1))
     gaps = longest_gaps(run)
-    print(f"\n{times} kills: back after {statistics.median(back):.2f} s, at worst {max(back):.2f} s; ")
+    late = sorted(back)[int(0.99 * (len(back) - 1))]
+    print(f"\n{times} kills: back after {statistics.median(back):.2f} s, p99 {late:.2f} s; ")
     print(f"longest gap between survivors' steps {max(gaps):.2f} s")
     assert run.reported() <= set(run.heard.reports), "every report that returned has reached the driver"
 
