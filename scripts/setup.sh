@@ -9,7 +9,7 @@ constraints=requirements/constraints.txt
 case $what in
     demo) extras=jax; frameworks=() ;;
     # torch first and by its exact version, so that nothing that wants a torch brings another.
-    all) extras=jax,torch,torchft,ray,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
+    all) extras=jax,torch,torchft,ray,kube,plot,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
     *) echo "setup: unknown set '$what': use demo or all" >&2; exit 2 ;;
 esac
 
@@ -45,7 +45,17 @@ print(hashlib.sha256(b"".join(open(name, "rb").read() for name in sys.argv[1:]))
 ' pyproject.toml "$constraints" scripts/setup.sh)
 stamp=$version-$digest
 recorded() { [ -x .venv/bin/python ] && [ "$(cat ".venv/.everstep-$1" 2>/dev/null)" = "$stamp" ]; }
+# The Kubernetes API server that the operator's tests use. Other tests do without it, so a machine that can't have one
+# is told so loudly, and goes on; CI doesn't.
+api_server() {
+    if [ "$what" != all ] || scripts/kube-apiserver.sh >/dev/null; then
+        return
+    fi
+    printf '\n  !! %s\n\n' "There is no Kubernetes API server here (see above): the operator's tests will be skipped." >&2
+    [ -z "${EVERSTEP_CI:-}" ] || exit 1
+}
 if recorded all || recorded "$what"; then
+    api_server
     exit 0
 fi
 
@@ -69,10 +79,18 @@ if [ "$what" = demo ]; then
     echo "  fetch   Everstep's own few dependencies, JAX and NumPy for CPU, about 150 MB, by pip, exact versions from $constraints"
 else
     echo "  fetch   up to $packages packages by pip, exact versions from $constraints:"
-    echo "          JAX, PyTorch with torchft, Ray with Ray Train, pandas, and the tools for tests, about 700 MB with a torch for CPU"
+    echo "          JAX, PyTorch with torchft, Ray with Ray Train, pandas, Matplotlib, and the tools for tests, about 730 MB with a torch for CPU"
 fi
-echo "  build   Everstep itself, in place; nothing is compiled"
-echo "  into    .venv in this folder, nowhere else"
+server=
+[ "$what" = demo ] || server=$(scripts/kube-apiserver.sh --plan)
+if [ -n "$server" ]; then
+    echo "  fetch   a Kubernetes API server for the operator's tests: $server"
+    echo "  build   Everstep itself, in place; and kube-apiserver"
+    echo "  into    .venv in this folder, and the cache above"
+else
+    echo "  build   Everstep itself, in place; nothing is compiled"
+    echo "  into    .venv in this folder, nowhere else"
+fi
 if [ "$venv_by" = apt ]; then
     echo "  root    the system package python3-venv, by apt-get"
 else
@@ -108,3 +126,4 @@ fi
 install --no-build-isolation --editable ".[$extras]"
 
 echo "$stamp" >".venv/.everstep-$what"
+api_server

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from everstep.agent import wire
+from everstep.agreed import AgreedValue
 from everstep.checkpoint import (
     Checkpoint,
     CheckpointConsistencyMode,
@@ -118,8 +119,8 @@ class Session:
     def __init__(self, spec: wire.WorkerSpec, link: Link) -> None:
         self.spec = spec
         self.context = TrainContext(spec)
-        self.preemption: PreemptionInfo | None = None
-        self.want_checkpoint = ""
+        self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
+        self.want_checkpoint = AgreedValue("")
         self._link = link
         self._run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
@@ -189,6 +190,17 @@ class Session:
             self._uploads.submit(lambda: self._upload_later(pinned, index))
         elif delete_local and mode is CheckpointUploadMode.SYNC and upload_fn is None:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
+        if self.want_checkpoint.newest:
+            self._hold(index)
+
+    def _hold(self, index: int) -> None:
+        """This checkpoint may be the one at which the workers change over. They are ended in here, so that no
+        step is made in vain; or training goes on once it is committed.
+        """
+        with self._committed:
+            self._committed.wait_for(
+                lambda: index not in self._uncommitted or self._undriven, self.spec.hold_s
+            )
 
     def _share(self, folder: str, index: int, metrics: msgspec.Raw) -> store.Share:
         spec = self.spec
@@ -248,6 +260,26 @@ class Session:
         with self._committed:
             self._undriven = now
             self._committed.notify_all()
+        if now:
+            self.want_checkpoint.abandon()
+            self.preemption.abandon()
+
+    def proposed(self, number: int, value: wire.AnyValue) -> int:
+        """The driver wants all ranks to see this from the same call on. How many calls there were here."""
+        match value:
+            case wire.WantCheckpoint():
+                return self.want_checkpoint.propose(number, value.reason)
+            case wire.PreemptionTold():
+                from everstep.preemption import PreemptionInfo
+
+                ranks = value.node_to_ranks
+                return self.preemption.propose(
+                    number, PreemptionInfo(value.deadline_ms, ranks) if ranks else None
+                )
+
+    def agreed(self, number: int, start: int) -> None:
+        self.want_checkpoint.agree(number, start)
+        self.preemption.agree(number, start)
 
     def committed(self, index: int) -> None:
         """The driver has committed the checkpoint of this report, or given it up."""
@@ -455,9 +487,9 @@ def get_all_reported_checkpoints(
 
 def should_checkpoint() -> bool:
     """Whether Everstep would like a checkpoint now: before a resize, a preemption, a stop."""
-    return bool(current("should_checkpoint").want_checkpoint)
+    return bool(current("should_checkpoint").want_checkpoint.ask())
 
 
 def get_preemption_info() -> PreemptionInfo | None:
     """What is known of machines that will be taken away, or None."""
-    return current("get_preemption_info").preemption
+    return current("get_preemption_info").preemption.ask()

@@ -79,3 +79,59 @@ def test_the_story_of_one_schedule_is_told_in_full() -> None:
     assert ran.exit_code == 0
     assert "RunOpened" in ran.output
     assert "seed 77 holds" in ran.output
+
+
+# ---------------------------------------------------------------------- simulate
+
+
+def test_a_forecast_tells_goodput_by_category_for_each_policy_and_what_would_help() -> None:
+    ran = everstep(
+        "simulate", "--slices", "4", "--days", "20", "--mtbf", "200", "--checkpoint-every-s", "9000"
+    )
+    assert ran.exit_code == 0, ran.output
+    for word in ("everstep", "full-restart", "waiting for capacity", "goodput", "steps lost", "--spares"):
+        assert word in ran.output
+
+
+def test_a_forecast_as_json_adds_up() -> None:
+    ran = everstep("simulate", "--preset", "bamboo-p3", "--policy", "everstep", "--no-advice", "--json")
+    told = json.loads(ran.output)
+    [answer] = told["answers"]
+    assert sum(answer["shares"].values()) == pytest.approx(1.0)
+    assert told["question"]["slices"] == 32
+
+
+def test_presets_are_listed_with_their_sources() -> None:
+    ran = everstep("simulate", "--preset", "list")
+    assert "arXiv:2407.21783" in ran.output
+    assert "419" in ran.output
+    assert "MIT licence" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "--slices"),
+        (("--preset", "nonesuch"), "bamboo-p3"),
+        (("--slices", "4", "--policy", "hope"), "full-restart"),
+        (("--slices", "4", "--min-slices", "5"), "--min-slices 5 is above --slices 4"),
+        (("--slices", "4", "--trace", "/nowhere.csv"), "/nowhere.csv"),
+        (("--preset", "bamboo-p3", "--hosts-per-slice", "2"), "--hosts-per-slice 1"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused_with_what_to_do(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    ran = everstep("simulate", *arguments)
+    assert ran.exit_code != 0
+    assert told in ran.output
+    assert "Traceback" not in ran.output
+
+
+def test_times_of_a_recovery_can_be_given() -> None:
+    def redo_and_restart(*more: str) -> float:
+        cluster = ("--slices", "4", "--spares", "4", "--days", "20", "--mtbf", "200")
+        ran = everstep("simulate", *cluster, "--policy", "everstep", "--no-advice", "--json", *more)
+        return float(json.loads(ran.output)["answers"][0]["shares"]["restart"])
+
+    assert redo_and_restart("--start-s", "300") > 10 * redo_and_restart()

@@ -14,6 +14,7 @@ from everstep.control.controller import Settings
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import BUDGET_OF, Budget, Failure, Incident, Kind
 from everstep.control.table import Phase
+from everstep.topology.slices import HostView
 
 
 def run(workers: int = 2, slices: tuple[str, ...] = ("a", "b", "c"), **more: int) -> Hands:
@@ -85,6 +86,21 @@ def test_a_host_lost_while_its_workers_are_ended_does_not_hide_the_exception_tha
 ):
     bug = failure(Kind.EXCEPTION, 1.0)
     assert incident(bug, failure(Kind.HOST_SILENT, 11.0)).cause is bug
+
+
+def test_a_host_that_was_missed_first_explains_what_followed_its_loss_once_that_is_dated() -> None:
+    hands = Hands(Settings(workers_min=2, workers_max=2, max_failures=-1), views("a", "b", "c"))
+    hands.silent.add(c.StopWorkers)
+    hands.pass_time(100.0)  # a driver that didn't run for a while hears all of it at once
+    del hands.hosts["b.0"]
+    hands.capacity()
+    lost = Failure(Kind.HOST_LOST, 20.0, "connection broken", host="b.0")
+    broken = Failure(Kind.EXCEPTION, 20.5, "connection closed by peer", rank=0, host="a.0")
+    hands.tell(e.HostLost(at=0.0, host="b.0", failure=lost))
+    hands.tell(e.WorkerFailed(at=0.0, epoch=1, generation=0, rank=0, failure=broken))
+    for stop in hands.all(c.StopWorkers):
+        hands.gone(stop)
+    assert hands.last(c.RecoveryDecided).cause.kind is Kind.HOST_LOST
 
 
 def test_what_cannot_be_retried_is_the_cause_whenever_it_shows() -> None:
@@ -312,3 +328,20 @@ def test_a_host_is_set_aside_after_enough_failures_and_comes_back_after_a_while(
     assert suspects.blame("a", 250.0) == 350.0
     assert suspects.set_aside(349.0) == {"a"}
     assert suspects.set_aside(350.0) == frozenset()
+
+
+def test_hosts_that_are_lost_at_once_are_taken_in_before_anything_is_placed() -> None:
+    settings = Settings(workers_min=4, workers_max=4, max_failures=1, controller_failure_limit=0)
+    hands = Hands(settings, views("a", "b", "c", hosts=2))
+    hands.silent.add(c.StopWorkers)
+    hands.fail(0)
+    for command in hands.all(c.StopWorkers):
+        if command.host != "a.1":
+            hands.gone(command)
+    # One list tells that two are gone, and that another machine has taken the second one's place.
+    for host in ("a.1", "b.1"):
+        del hands.hosts[host]
+    hands.capacity(HostView("b.1-new", "b", 1, 1, 2))
+    assert [decided.budget for decided in hands.all(c.RecoveryDecided)] == ["max_failures"]
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"b", "c"}
+    assert "b.1-new" in {a.host for a in hands.last(c.StartWorkers).assignments}

@@ -32,7 +32,13 @@ sizes = st.integers(1, 12)
 def test_a_placement_takes_whole_slices_and_keeps_to_the_numbers(
     hosts: list[HostView], low: int, high: int, multiple: int, spread: bool
 ) -> None:
-    found = plan(hosts, at_least=min(low, high), at_most=max(low, high), multiple_of=multiple, spread=spread)
+    found = plan(
+        whole_slices(hosts),
+        at_least=min(low, high),
+        at_most=max(low, high),
+        multiple_of=multiple,
+        spread=spread,
+    )
     if found is None:
         return
     assert min(low, high) <= found.world_size <= max(low, high)
@@ -50,7 +56,7 @@ def test_a_placement_takes_whole_slices_and_keeps_to_the_numbers(
 
 @given(clusters(), st.integers(1, 12), st.integers(1, 3))
 def test_no_larger_placement_exists(hosts: list[HostView], at_most: int, multiple: int) -> None:
-    found = plan(hosts, at_least=1, at_most=at_most, multiple_of=multiple)
+    found = plan(whole_slices(hosts), at_least=1, at_most=at_most, multiple_of=multiple)
     whole = whole_slices(hosts)
     wired = [s.slots for s in whole if not s.divisible]
     lone = sum(s.slots for s in whole if s.divisible)
@@ -66,7 +72,7 @@ def test_no_larger_placement_exists(hosts: list[HostView], at_most: int, multipl
 
 @given(clusters(), st.integers(1, 12))
 def test_ranks_are_dense_and_in_topology_order(hosts: list[HostView], at_most: int) -> None:
-    found = plan(hosts, at_least=1, at_most=at_most)
+    found = plan(whole_slices(hosts), at_least=1, at_most=at_most)
     if found is None:
         return
     places = assign_ranks(found, None)
@@ -84,7 +90,7 @@ def test_ranks_are_dense_and_in_topology_order(hosts: list[HostView], at_most: i
 
 @given(clusters(), st.integers(1, 12), st.integers(1, 3))
 def test_replica_groups_are_runs_of_consecutive_ranks(hosts: list[HostView], at_most: int, size: int) -> None:
-    found = plan(hosts, at_least=1, at_most=at_most, multiple_of=size)
+    found = plan(whole_slices(hosts), at_least=1, at_most=at_most, multiple_of=size)
     if found is None:
         return
     places = assign_ranks(found, size)
@@ -97,36 +103,36 @@ def names(placement: Placement | None) -> set[str]:
 
 def test_what_is_held_already_comes_first() -> None:
     hosts = views("a", "b", "c", hosts=2)
-    assert names(plan(hosts, at_least=4, at_most=4, prefer={"b", "c"})) == {"b", "c"}
+    assert names(plan(whole_slices(hosts), at_least=4, at_most=4, prefer={"b", "c"})) == {"b", "c"}
 
 
 def test_what_keeps_failing_is_left_out_if_the_group_is_no_smaller_for_it() -> None:
     hosts = views("a", "b", "c", hosts=2)
-    assert names(plan(hosts, at_least=4, at_most=4, avoid={"a"})) == {"b", "c"}
-    assert names(plan(hosts, at_least=4, at_most=6, avoid={"a"})) == {"a", "b", "c"}
+    assert names(plan(whole_slices(hosts), at_least=4, at_most=4, avoid={"a"})) == {"b", "c"}
+    assert names(plan(whole_slices(hosts), at_least=4, at_most=6, avoid={"a"})) == {"a", "b", "c"}
 
 
 def test_a_lone_host_may_be_filled_in_part_and_a_wired_slice_may_not() -> None:
-    assert plan(views("a", slots=4), at_least=3, at_most=3) is not None
-    assert plan(views("a", hosts=2, slots=4), at_least=3, at_most=3) is None
+    assert plan(whole_slices(views("a", slots=4)), at_least=3, at_most=3) is not None
+    assert plan(whole_slices(views("a", hosts=2, slots=4)), at_least=3, at_most=3) is None
 
 
 def test_workers_are_packed_unless_they_are_to_be_spread() -> None:
     hosts = views("a", "b", "c", slots=2)
-    assert dict(plan(hosts, at_least=3, at_most=3).workers) == {"a.0": 2, "b.0": 1}  # type: ignore[union-attr]
-    spread = plan(hosts, at_least=3, at_most=3, spread=True)
+    assert dict(plan(whole_slices(hosts), at_least=3, at_most=3).workers) == {"a.0": 2, "b.0": 1}  # type: ignore[union-attr]
+    spread = plan(whole_slices(hosts), at_least=3, at_most=3, spread=True)
     assert spread is not None
     assert dict(spread.workers) == {"a.0": 1, "b.0": 1, "c.0": 1}
 
 
 def test_slices_of_different_sizes_are_combined_so_that_most_workers_fit() -> None:
     hosts = [*views("a", hosts=4), *views("b", "c", hosts=3)]
-    assert names(plan(hosts, at_least=6, at_most=6)) == {"b", "c"}
+    assert names(plan(whole_slices(hosts), at_least=6, at_most=6)) == {"b", "c"}
 
 
 def test_workers_move_only_out_of_the_slice_that_is_gone() -> None:
     hosts = views("a", "b", "c", hosts=2)
-    everyone = assign_ranks(plan(hosts, at_least=4, at_most=4), 1)  # type: ignore[arg-type]
+    everyone = assign_ranks(plan(whole_slices(hosts), at_least=4, at_most=4), 1)  # type: ignore[arg-type]
     left = whole_slices(h for h in hosts if h.slice != "a")
     moved = move_slices(everyone, everyone, left, [s for s in left if s.name == "c"], set())
     assert [a.host for a in moved] == ["c.0", "c.1", "b.0", "b.1"]
@@ -137,6 +143,6 @@ def test_workers_move_only_out_of_the_slice_that_is_gone() -> None:
 
 def test_workers_do_not_move_to_a_slice_of_another_shape() -> None:
     hosts = views("a", hosts=2)
-    everyone = assign_ranks(plan(hosts, at_least=2, at_most=2), 1)  # type: ignore[arg-type]
+    everyone = assign_ranks(plan(whole_slices(hosts), at_least=2, at_most=2), 1)  # type: ignore[arg-type]
     other = whole_slices(views("b", hosts=3))
     assert move_slices(everyone, everyone, other, other, set()) == ()

@@ -159,6 +159,41 @@ def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_th
     assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
 
 
+def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_then_no_step_is_lost() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 60.0)
+    hands.checkpoint(1)
+    assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.PREEMPTION, AskReason.NONE]
+    hands.pass_time(60.0 - 2 * hands.settings.migrate_margin_s)
+    assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
+    hands.forget()
+    hands.checkpoint(2)
+    start = hands.last(c.StartWorkers)
+    assert {a.slice for a in start.assignments} == {"a", "c"}
+    assert start.checkpoint == "e1-g0-k2"
+
+
+def test_a_refuge_that_is_ready_after_the_checkpoint_is_kept_until_it_is_needed() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.silent.add(c.PrepareHost)
+    hands.notice("b.0", 60.0)
+    hands.checkpoint(1)
+    hands.tell(e.HostPrepared(at=0.0, host="c.0"))
+    assert hands.last(c.AskCheckpoint).reason is AskReason.NONE
+    hands.checkpoint(2)
+    assert hands.brain.run.fleet.held == {"a", "b", "c"}
+    hands.pass_time(55.0)
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
+
+
+def test_a_second_notice_asks_for_a_checkpoint_of_its_own() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+    hands.notice("b.0", 60.0)
+    hands.checkpoint(1)
+    hands.notice("a.0", 61.0)
+    assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
+
+
 def test_one_host_noticed_means_the_whole_slice() -> None:
     hands = Hands(fixed(2), views("a", "b", hosts=2))
     hands.notice("a.1", 60.0)
@@ -350,3 +385,17 @@ def test_groups_that_leave_do_not_take_the_place_of_a_group_that_waits_for_the_r
     assert hands.all(c.Reserve) == hands.all(c.StopWorkers) == []
     hands.capacity(*views("e"))
     assert {hands.places[rank].slice for rank in (2, 3)} == {"c", "e"}
+
+
+def test_notices_that_are_short_and_follow_each_other_lead_to_one_restart() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+    hands.forget()
+    hands.notice("a.0", 8.0)
+    hands.checkpoint(1)
+    hands.pass_time(1.0)
+    hands.notice("b.0", 8.0)
+    hands.checkpoint(2)
+    assert hands.all(c.StopWorkers) == []
+    hands.pass_time(6.0)
+    assert len(hands.all(c.StartWorkers)) == 1
+    assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"c", "d"}

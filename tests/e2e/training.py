@@ -246,3 +246,19 @@ def independent_steps(config: dict[str, Any]) -> int:
         note(config, step=step, together=context.get_num_replica_groups())
         time.sleep(0.02)
     return step
+
+
+def preemption_steps(config: dict[str, Any]) -> int:
+    """Ask for notices at every step, out of step with the other ranks."""
+    context = train.get_context()
+    step = 0
+    note(config, step=step, restored=True, world=context.get_world_size())
+    until = Path(config["until"])
+    while not until.exists():
+        step += 1
+        info = train.get_preemption_info()
+        train.report({"step": step})
+        ranks = list(info.preempted_ranks) if info is not None else None
+        note(config, step=step, info=ranks, world=context.get_world_size())
+        time.sleep(0.005 * (1 + context.get_world_rank()))
+    return step

@@ -277,7 +277,7 @@ class Agent:
         """Tell a later driver what is here, and again all that nobody has dealt with."""
         self._held_back = False
         everybody = [*self._ended_workers.values(), *self._workers.values()]
-        held = [wire.Held(w.spec, w.pid, w.spool.acknowledged, w.state) for w in everybody]
+        held = [wire.Held(w.spec, w.pid, w.spool.acknowledged, w.state, bool(w.kill)) for w in everybody]
         connection.send(wire.Inventory(held, self._lighthouse.where if self._lighthouse else ""))
         for worker in everybody:
             spec = worker.spec

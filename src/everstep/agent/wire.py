@@ -91,6 +91,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     start_timeout_s: float
     leave_timeout_s: float
     report_wait_s: float
+    hold_s: float
+    """How long a report waits for its checkpoint's commit, where the workers may change over at it."""
     all_metrics: bool
     """Whether metrics of ranks other than 0 are wanted (a callback looks at them)."""
     echo: bool
@@ -287,6 +289,8 @@ class Held(msgspec.Struct, frozen=True):
     """Where what it says again begins."""
     state: bytes
     """What the earlier driver said of all that came before."""
+    stopping: bool = False
+    """The earlier driver had told it to end."""
 
 
 class Inventory(FromAgent, frozen=True):
@@ -418,6 +422,13 @@ class Ask(FromWorkerMessage, frozen=True):
     """For a collective: the how-many-th of this rank. Else 0: it is answered at once."""
 
 
+class Counted(FromWorkerMessage, frozen=True):
+    """Answers ``Propose``; the worker's next call waits for ``Agree``."""
+
+    number: int
+    calls: int
+
+
 class Returned(FromWorkerMessage, frozen=True):
     value: bytes | None
 
@@ -433,7 +444,7 @@ class Raised(FromWorkerMessage, frozen=True):
     """The folder of the checkpoint that could not be restored, if that was the reason."""
 
 
-AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Returned | Raised
+AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Counted | Returned | Raised
 
 
 # ---------------------------------------------------------------------- driver → worker
@@ -458,14 +469,35 @@ class Committed(ToWorker, frozen=True):
     index: int
 
 
-class WantCheckpoint(ToWorker, frozen=True):
+class WantCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """What ``should_checkpoint()`` says; empty: no."""
+
     reason: str
 
 
-class PreemptionTold(ToWorker, frozen=True):
+class PreemptionTold(msgspec.Struct, frozen=True, tag=True):
+    """What ``get_preemption_info()`` says."""
+
     deadline_ms: int | None
     node_to_ranks: dict[str, list[int]]
     """Empty: the notice was cancelled."""
+
+
+AnyValue = WantCheckpoint | PreemptionTold
+
+
+class Propose(ToWorker, frozen=True):
+    """A value is to change in all ranks at the same call: say how many calls there were (``Counted``)."""
+
+    number: int
+    value: AnyValue
+
+
+class Agree(ToWorker, frozen=True):
+    """What was proposed under this number holds from call ``start`` on."""
+
+    number: int
+    start: int
 
 
 class Undriven(ToWorker, frozen=True):
@@ -474,7 +506,7 @@ class Undriven(ToWorker, frozen=True):
     now: bool
 
 
-AnyToWorker = Rendezvous | Answer | Committed | WantCheckpoint | PreemptionTold | Undriven
+AnyToWorker = Rendezvous | Answer | Committed | Propose | Agree | Undriven
 
 to_agent = msgspec.msgpack.Decoder(AnyToAgent)
 from_agent = msgspec.msgpack.Decoder(AnyFromAgent)

@@ -19,7 +19,6 @@ from everstep import session as sessions
 from everstep.agent import kernel, wire
 from everstep.backend.base import Backend
 from everstep.errors import DamagedCheckpointError
-from everstep.preemption import PreemptionInfo
 
 STOPPED = 128 + signal.SIGTERM
 COLLECTIVES = ("barrier", "broadcast")
@@ -91,19 +90,16 @@ class SocketLink:
             case wire.Committed():
                 if self.session is not None:
                     self.session.committed(message.index)
-            case wire.WantCheckpoint():
+            case wire.Propose():
                 if self.session is not None:
-                    self.session.want_checkpoint = message.reason
+                    calls = self.session.proposed(message.number, message.value)
+                    self.send(wire.frame(wire.Counted(message.number, calls)))
+            case wire.Agree():
+                if self.session is not None:
+                    self.session.agreed(message.number, message.start)
             case wire.Undriven():
                 if self.session is not None:
                     self.session.undriven(message.now)
-            case wire.PreemptionTold():
-                if self.session is not None:
-                    self.session.preemption = (
-                        PreemptionInfo(message.deadline_ms, message.node_to_ranks)
-                        if message.node_to_ranks
-                        else None
-                    )
 
 
 def _await_the_end() -> NoReturn:

@@ -7,11 +7,14 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from everstep.engine.sim.forecast.answer import Advice, Answer
+    from everstep.engine.sim.forecast.question import Policy, Question
     from everstep.engine.sim.hunt import Found, Tally
 
 _LAST_LINES = 40
@@ -58,8 +61,8 @@ def sim_check(
         click.echo(json.dumps(_as_json(tally, first, plant)))
     else:
         _tell(tally, first, plant, story)
-    if tally.violations:
-        raise SystemExit(1)
+    if tally.violations or tally.interrupted:
+        raise SystemExit(1 if tally.violations else 130)
 
 
 def _tell_one(seed: int, plant: str | None) -> bool:
@@ -154,4 +157,179 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
         yield lambda done: bar.update(task, completed=done)
 
 
-COMMANDS = (sim_check,)
+# ---------------------------------------------------------------------- simulate
+
+
+@click.command()
+@click.option("--preset", metavar="NAME", help="A known cluster and its failures; 'list' tells which.")
+@click.option("--slices", type=click.IntRange(min=1), help="How many slices the job wants.")
+@click.option("--hosts-per-slice", type=click.IntRange(min=1), help="Hosts that live and die together.")
+@click.option("--spares", type=click.IntRange(min=0), help="Slices more than the job wants.")
+@click.option("--min-slices", type=click.IntRange(min=1), help="Elastic: train on with as few as this.")
+@click.option("--replica-groups/--no-replica-groups", default=None, help="Each slice is a copy of the model.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long.")
+@click.option("--step-s", type=click.FloatRange(min=0, min_open=True), help="Seconds a step.")
+@click.option(
+    "--checkpoint-every-s", type=click.FloatRange(min=0, min_open=True), help="Between checkpoints."
+)
+@click.option(
+    "--checkpoint-cost-s", type=click.FloatRange(min=0), help="Training stands still so long for one."
+)
+@click.option(
+    "--mtbf", "mtbf_h", type=click.FloatRange(min=0, min_open=True), help="Hours between failures of a host."
+)
+@click.option("--host-share", type=click.FloatRange(0, 1), help="Of the failures, those that cost the host.")
+@click.option("--repair-h", type=click.FloatRange(min=0), help="Hours until a lost host is back.")
+@click.option("--trace", metavar="FILE", help="Hosts that come and go: lines 'milliseconds,add|remove,node'.")
+@click.option("--notice-s", type=click.FloatRange(min=0), help="So long before, a host of the trace is told.")
+@click.option("--detect-s", type=click.FloatRange(min=0), help="Everstep notices a dead worker.")
+@click.option("--prepare-s", type=click.FloatRange(min=0), help="Everstep gets a new host ready.")
+@click.option("--start-s", type=click.FloatRange(min=0), help="Everstep starts workers on ready hosts.")
+@click.option("--restore-s", type=click.FloatRange(min=0), help="Loading a checkpoint, for every policy.")
+@click.option("--full-restart-s", type=click.FloatRange(min=0), help="The other policy starts all workers.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="everstep, full-restart; or both.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the failures that are drawn.")
+@click.option("--advice/--no-advice", default=True, help="Also simulate what might be better.")
+@click.option("--plot", "plot_to", metavar="FILE", help="A picture of it (PNG, SVG or PDF).")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
+def simulate(
+    preset: str | None,
+    policies: tuple[str, ...],
+    advice: bool,
+    plot_to: str | None,
+    as_json: bool,
+    detect_s: float | None,
+    prepare_s: float | None,
+    start_s: float | None,
+    full_restart_s: float | None,
+    restore_s: float | None,
+    **given: Any,
+) -> None:
+    """What will the goodput be, on this cluster, with these failures?
+
+    The same brain that runs in production is told of failures in virtual time. Every second of every host
+    that the job wants is put in one category. Times of a recovery are as `make bench` measured them on one
+    machine: give your own, or read the result as what recovery costs at best.
+    """
+    from everstep.engine.sim.forecast.answer import advise, ask
+    from everstep.engine.sim.forecast.outages import TraceError
+    from everstep.engine.sim.forecast.plot import PlotUnavailable, plot
+    from everstep.engine.sim.forecast.presets import PRESETS
+
+    if preset == "list":
+        for name, known in PRESETS.items():
+            click.echo(f"{name}: {known.about}\n    {known.source}")
+        return
+    question = _question(preset, {name: value for name, value in given.items() if value is not None})
+    phases = {"detect_s": detect_s, "prepare_s": prepare_s, "start_s": start_s, "restore_s": restore_s}
+    chosen = [_policy(name, phases, full_restart_s) for name in policies or ("everstep", "full-restart")]
+    try:
+        answers = []
+        for policy in chosen:
+            with _bar(question.seconds, policy.name, hidden=as_json) as moved:
+                answers.append(ask(question, policy, moved))
+        found = []
+        if advice:
+            with _bar(5, "what might be better", hidden=as_json) as moved:
+                tried = iter(range(1, 100))
+                found = advise(question, chosen[0], answers[0], lambda: moved(next(tried)))
+        if plot_to is not None:
+            plot(question, answers, Path(plot_to), _title(preset, question))
+    except (TraceError, PlotUnavailable, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(_forecast_json(preset, question, answers, found)))
+    else:
+        _tell_forecast(preset, question, answers, found)
+        if plot_to is not None:
+            click.echo(f"\npicture: {plot_to}")
+
+
+def _question(preset: str | None, given: dict[str, Any]) -> Question:
+    import msgspec
+
+    from everstep.engine.sim.forecast.presets import PRESETS
+    from everstep.engine.sim.forecast.question import Question
+
+    if preset is not None and preset not in PRESETS:
+        raise click.UsageError(f"no preset is called {preset!r}: there is {', '.join(PRESETS)}")
+    if preset is not None:
+        question = msgspec.structs.replace(PRESETS[preset].question, **given)
+    elif "slices" not in given:
+        raise click.UsageError(
+            "say how large the job is, with --slices (and --hosts-per-slice), or take a --preset"
+        )
+    else:
+        question = Question(**{"mtbf_h": None if "trace" in given else 5000.0, **given})
+    if question.trace is not None and question.hosts_per_slice != 1:
+        raise click.UsageError("a trace tells of single hosts: it needs --hosts-per-slice 1")
+    if question.min_slices is not None and question.min_slices > question.slices:
+        raise click.UsageError(f"--min-slices {question.min_slices} is above --slices {question.slices}")
+    return question
+
+
+def _policy(name: str, phases: dict[str, float | None], full_restart_s: float | None) -> Policy:
+    import msgspec
+
+    from everstep.engine.sim.forecast.question import EVERSTEP, POLICIES
+
+    if name not in POLICIES:
+        raise click.UsageError(f"no policy is called {name!r}: there is {', '.join(POLICIES)}")
+    policy = POLICIES[name]
+    changes = {key: value for key, value in phases.items() if value is not None}
+    if policy is not EVERSTEP:
+        changes = {"restore_s": changes["restore_s"]} if "restore_s" in changes else {}
+        if full_restart_s is not None:
+            changes["start_s"] = full_restart_s
+    return msgspec.structs.replace(policy, phases=msgspec.structs.replace(policy.phases, **changes))
+
+
+def _title(preset: str | None, question: Question) -> str:
+    length = f"{question.days * 24:.1f} hours" if question.days <= 3 else f"{question.days:g} days"
+    size = f"{question.hosts:,} hosts"
+    if question.elastic:
+        size = f"{(question.min_slices or 0) * question.hosts_per_slice:,} to {size}"
+    spares = f", {question.spares} spare slices" if question.spares else ""
+    return f"{preset + ': ' if preset else ''}{size}{spares}, {length}"
+
+
+def _tell_forecast(
+    preset: str | None, question: Question, answers: list[Answer], advice: list[Advice]
+) -> None:
+    from everstep.engine.sim.forecast.presets import PRESETS
+
+    click.echo(_title(preset, question))
+    if preset is not None:
+        click.echo(f"  {PRESETS[preset].about}\n  source: {PRESETS[preset].source}")
+    rungs = list(dict.fromkeys(name for answer in answers for name in answer.restarts))
+    wide = max(map(len, (*answers[0].shares, *rungs)))
+    click.echo("\n" + " " * wide + "".join(f"{answer.policy:>16}" for answer in answers))
+    for name in answers[0].shares:
+        click.echo(f"{name:{wide}}" + "".join(f"{100 * answer.shares[name]:14.3f} %" for answer in answers))
+    click.echo(f"{'goodput':{wide}}" + "".join(f"{100 * answer.goodput:14.3f} %" for answer in answers))
+    click.echo("\n" + f"{'steps lost':{wide}}" + "".join(f"{answer.steps_lost:16,.0f}" for answer in answers))
+    medians = "".join(f"{answer.recovery_s or 0.0:14.2f} s" for answer in answers)
+    click.echo(f"{'median recovery':{wide}}" + medians)
+    for rung in rungs:
+        counts = "".join(f"{answer.restarts.get(rung, 0):16,}" for answer in answers)
+        click.echo(f"{rung:{wide}}{counts}")
+    if advice:
+        click.echo(f"\nwhat would raise {answers[0].policy}'s goodput, each simulated alone:")
+        for one in advice:
+            click.echo(f"  +{100 * one.gain:.2f} %  {one.what}    {one.change}")
+
+
+def _forecast_json(
+    preset: str | None, question: Question, answers: list[Answer], advice: list[Advice]
+) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "preset": preset,
+        "question": msgspec.to_builtins(question),
+        "answers": [msgspec.to_builtins(answer) for answer in answers],
+        "advice": [msgspec.to_builtins(one) for one in advice],
+    }
+
+
+COMMANDS = (sim_check, simulate)

@@ -19,7 +19,7 @@ from everstep.control.ending import Ending
 from everstep.control.events import CheckpointRef, TimerName
 from everstep.control.failures import BUDGET_OF, Failure, Kind
 from everstep.control.group import Group
-from everstep.control.recovery import Recovery, while_starting
+from everstep.control.recovery import Lost, Recovery, while_starting
 from everstep.control.relocation import NEW_CODE
 from everstep.control.run import Run
 from everstep.control.settings import Settings
@@ -52,6 +52,11 @@ class Controller:
     @property
     def newest(self) -> CheckpointRef | None:
         return self.run.checkpoints.newest
+
+    @property
+    def asked(self) -> c.AskReason:
+        """Why the workers should save now, if they should."""
+        return self.run.relocation.asked
 
     @property
     def budgets(self) -> Budgets:
@@ -155,9 +160,8 @@ class Controller:
             run.trained = True
         run.set_phase(Phase.RUNNING, at)
         run.relocation.started(at)
-        for host, name in sorted(slice_of.items()):
-            if not run.fleet.alive(host):
-                self._recovery.host_lost(host, name, _unlisted(host, at), at)
+        gone = [(host, name) for host, name in sorted(slice_of.items()) if not run.fleet.alive(host)]
+        self._recovery.hosts_lost([Lost(host, name, _unlisted(host, at)) for host, name in gone], at)
         self._reconsider(at)
 
     def _fenced(self, event: e.LeaseLost) -> None:
@@ -174,8 +178,7 @@ class Controller:
         run.relocation.listed(at)
         if run.phase is Phase.NEW:
             return
-        for view in lost:
-            self._recovery.host_lost(view.id, view.slice, _unlisted(view.id, at), at)
+        self._recovery.hosts_lost([Lost(view.id, view.slice, _unlisted(view.id, at)) for view in lost], at)
         if run.over:
             return
         self._place_again(at)
@@ -216,7 +219,8 @@ class Controller:
         run.fleet.preparing.discard(event.host)
         run.fleet.prepared.add(event.host)
         for restart in list(run.restarts):
-            self._recovery.placing.go_on(restart, event.at)
+            if run.fleet.preparing.isdisjoint(restart.hosts):  # that was the last it waited for
+                self._recovery.placing.go_on(restart, event.at)
         run.relocation.check_ready()
         self._leave_if_due(event.at)
 
@@ -232,7 +236,9 @@ class Controller:
     def _host_lost(self, event: e.HostLost) -> None:
         view = self.run.fleet.lose(event.host)
         if view is not None:
-            self._recovery.host_lost(view.id, view.slice, event.failure, event.at)
+            self._recovery.hosts_lost([Lost(view.id, view.slice, event.failure)], event.at)
+        else:
+            self._recovery.host_was_lost(event.host, event.failure)
 
     # ------------------------------------------------------------------ workers
 
@@ -311,6 +317,8 @@ class Controller:
         if ref.epoch == run.epoch:
             self._recovery.progressed()
         self._storage_changed(at)
+        if ref.epoch == run.epoch and run.relocation.saved(run.groups):
+            self._reconsider(at, just_saved=True)
         if run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
             self._change_over(run.relocation.change_over(run.groups, at), at)
 
@@ -331,22 +339,22 @@ class Controller:
 
     # ------------------------------------------------------------------ growing, and leaving in time
 
-    def _reconsider(self, at: float) -> None:
+    def _reconsider(self, at: float, just_saved: bool = False) -> None:
         """Something changed while the run trains: is there a better place?"""
         run = self.run
         if run.phase is Phase.RUNNING:
             replaced = {g for restart in run.restarts for g in restart.groups}
             taken = {name for restart in run.restarts for name in restart.slices}
             run.relocation.reconsider(run.groups, replaced, taken, at)
-            self._leave_if_due(at)
+            self._leave_if_due(at, just_saved)
 
-    def _leave_if_due(self, at: float) -> None:
+    def _leave_if_due(self, at: float, just_saved: bool = False) -> None:
         run = self.run
         if run.phase is not Phase.RUNNING:
             return
         replaced = {g for restart in run.restarts for g in restart.groups}
         taken = {name for restart in run.restarts for name in restart.slices}
-        going = run.relocation.leave_now(run.groups, replaced, taken, at)
+        going = run.relocation.leave_now(run.groups, replaced, taken, at, just_saved)
         if going:
             names = sorted(run.relocation.leaving(run.groups))
             host = min(view.id for view in run.fleet.hosts.values() if view.slice in names)

@@ -61,6 +61,8 @@ _EXPLAINS = {
     Kind.TEMPLATE: 3,
 }
 
+_OF_A_HOST = frozenset({Kind.HOST_LOST, Kind.HOST_SILENT, Kind.PREEMPTED})
+
 # A host's loss explains what others saw only if it happened before that, or about then. A host that is lost
 # while its workers are being ended does not hide the exception that they are ended for.
 _CLOSE_S = 1.0
@@ -95,6 +97,13 @@ class Incident:
 
     def add(self, failure: Failure) -> None:
         self.failures.append(failure)
+
+    def date(self, host: HostId, at: float) -> None:
+        """A host of this incident was lost at that time: so far it was only known to be missing."""
+        self.failures = [
+            msgspec.structs.replace(f, at=min(f.at, at)) if f.host == host and f.kind in _OF_A_HOST else f
+            for f in self.failures
+        ]
 
     @property
     def cause(self) -> Failure:

@@ -15,7 +15,7 @@ from everstep.control.budgets import Suspects
 from everstep.control.events import Notice, TimerName
 from everstep.control.placement import Assignment, Placement, move_slices, plan
 from everstep.control.settings import Settings
-from everstep.topology.slices import HostId, HostView, SliceName, describe_shortage, whole_slices
+from everstep.topology.slices import HostId, HostView, Slice, SliceName, describe_shortage, whole_slices
 
 
 class Fleet:
@@ -34,8 +34,10 @@ class Fleet:
         self.noticed: dict[SliceName, float] = {}
         """Slices that will be taken away, and when."""
         self._noticed_hosts: dict[SliceName, frozenset[HostId]] = {}
+        self.margins: dict[SliceName, float] = {}
         self.suspects = Suspects(settings.deadlines)
         self.asked_for: dict[int, frozenset[SliceName]] = {}
+        self._whole: list[Slice] | None = None
         self._do = do
 
     # ------------------------------------------------------------------ what there is
@@ -47,6 +49,7 @@ class Fleet:
     def learn(self, hosts: Iterable[HostView]) -> list[HostView]:
         """The engine's present view. Returns the hosts of ours that are not there any more."""
         before, self.hosts = self.hosts, {host.id: host for host in hosts}
+        self._whole = None
         self._forget_notices(self.noticed.keys() - self.held)
         return [
             host
@@ -60,11 +63,16 @@ class Fleet:
         if view is None or not view.alive:
             return None
         self.hosts[host] = msgspec.structs.replace(view, alive=False)
+        self._whole = None
         return view
 
     def notice(self, notice: Notice) -> None:
         self.noticed[notice.slice] = notice.deadline
         self._noticed_hosts[notice.slice] = frozenset(notice.hosts)
+
+    def margin(self, name: SliceName) -> float:
+        """How long before its deadline a slice is left: of a short notice, a part."""
+        return self.margins.get(name, self.settings.migrate_margin_s)
 
     def machines(self, name: SliceName) -> tuple[HostId, ...]:
         """Those that are in this slice now."""
@@ -87,10 +95,16 @@ class Fleet:
         self.preparing.discard(host)
 
     def is_whole(self, names: Collection[SliceName]) -> bool:
-        return set(names) <= {s.name for s in whole_slices(self.hosts.values())}
+        return not names or set(names) <= {s.name for s in self._whole_slices()}
 
-    def _usable(self) -> list[HostView]:
-        return [host for host in self.hosts.values() if host.slice not in self.broken]
+    def _whole_slices(self) -> list[Slice]:
+        """Worked out once for each view of the cluster."""
+        if self._whole is None:
+            self._whole = whole_slices(self.hosts.values())
+        return self._whole
+
+    def _usable(self) -> list[Slice]:
+        return [s for s in self._whole_slices() if s.name not in self.broken]
 
     def shortage(self) -> str:
         return describe_shortage(self.hosts.values())
@@ -103,10 +117,10 @@ class Fleet:
         Slices that are about to be taken away are used only if there is no other way.
         """
         everything = self._usable()
-        staying = [host for host in everything if host.slice not in self.noticed]
-        for hosts in (staying,) if staying_only or not self.noticed else (staying, everything):
+        staying = [s for s in everything if s.name not in self.noticed]
+        for slices in (staying,) if staying_only or not self.noticed else (staying, everything):
             found = plan(
-                hosts,
+                slices,
                 at_least=self.settings.workers_min,
                 at_most=self.settings.workers_max,
                 multiple_of=self.settings.group_size or 1,
@@ -131,9 +145,8 @@ class Fleet:
         aside = self._set_aside(at)
         mine = {a.slice for a in moving}
         shared = {a.slice for a in everyone} & set(taken)
-        margin = self.settings.migrate_margin_s
-        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - margin} - shared
-        whole = [s for s in whole_slices(self._usable()) if s.name not in doomed]
+        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - self.margin(name)}
+        whole = [s for s in self._usable() if s.name not in doomed - shared]
         spare = [
             s for s in whole if s.name not in mine and s.name not in taken and s.name not in self.noticed
         ]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from everstep.topology.slices import HostId, HostView, Slice, SliceName, natural_key, whole_slices
+from everstep.topology.slices import HostId, HostView, Slice, SliceName, natural_key
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def plan(
-    hosts: Iterable[HostView],
+    slices: Iterable[Slice],
     *,
     at_least: int,
     at_most: int,
@@ -58,12 +58,12 @@ def plan(
     avoid: Collection[SliceName] = (),
     spread: bool = False,
 ) -> Placement | None:
-    """As many workers as fit in whole free slices, up to ``at_most``; None if that is below ``at_least``.
+    """As many workers as fit in these whole slices, up to ``at_most``; None if that is below ``at_least``.
 
     Slices in ``prefer`` (held already) come first, so that a restart moves as little as it can. Slices in
     ``avoid`` (hosts that keep failing) are used only when the group would be smaller without them.
     """
-    ordered = sorted(whole_slices(hosts), key=lambda s: (s.name not in prefer, natural_key(s.name)))
+    ordered = sorted(slices, key=lambda s: (s.name not in prefer, natural_key(s.name)))
     good = [s for s in ordered if s.name not in avoid]
     best = _fill(good, at_most, multiple_of, spread)
     if len(good) < len(ordered):

@@ -37,9 +37,9 @@ class Placing:
         """
         run = self._run
         run.withdraw(restart)
-        restart.assignments = ()
+        restart.assign(())
         self._release_unused(restart, run.fleet.broken)
-        restart.assignments = self._assign_all(at) if restart.full else self._assign_again(restart, at)
+        restart.assign(self._assign_all(at) if restart.full else self._assign_again(restart, at))
         self._release_unused(restart, run.fleet.held)
         if not restart.assignments:
             if restart.stage is not Phase.WAITING:

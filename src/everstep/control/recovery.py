@@ -8,6 +8,7 @@ other hosts, fewer), not chosen by a ladder of conditions.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,16 @@ from everstep.topology.slices import HostId, SliceName
 _BLAMES_HOST = frozenset(
     {Kind.EXIT, Kind.SIGNAL, Kind.HOST_LOST, Kind.HOST_SILENT, Kind.START, Kind.TEMPLATE}
 )
+
+
+class Lost(NamedTuple):
+    """A host that is gone."""
+
+    host: HostId
+    slice: SliceName
+    failure: Failure
+    held: bool = False
+    """Its slice was ours."""
 
 
 class Recovery:
@@ -122,12 +133,11 @@ class Recovery:
         """Turn a replacement of some groups into a restart of all workers."""
         run = self._run
         incident = restart.incident
-        assert incident is None or not incident.charged, "what is paid for is not paid for again"
         for other in list(run.restarts):
             if other is not restart:
                 run.abandon(other)
                 if other.incident is not None and not other.incident.charged:
-                    if incident is None:
+                    if incident is None or incident.charged:
                         incident = other.incident
                     else:
                         incident.failures += other.incident.failures
@@ -136,7 +146,7 @@ class Recovery:
         run.withdraw(restart)
         restart.full = True
         restart.attempts = 0
-        restart.assignments = ()
+        restart.assign(())
         if incident is not None:
             restart.reason = _why(incident.cause)
         restart.cover(list(run.groups.values()), run.epoch)
@@ -150,7 +160,10 @@ class Recovery:
     def start_failed(self, restart: Restart, failure: Failure, at: float) -> None:
         """A start did not work out: stop what has started, and go round again, or up the ladder."""
         run = self._run
-        restart.incident = Incident(failure, at)
+        if restart.incident is not None and restart.incident.charged and failure.at < restart.ordered:
+            restart.incident.add(failure)  # told late: it is part of what this restart is for, and paid for
+        else:
+            restart.incident = Incident(failure, at)
         restart.reason = _why(failure)
         restart.attempts += 1
         run.cancel_timers(restart, but=TimerName.UPLOAD)
@@ -169,39 +182,61 @@ class Recovery:
 
     # ------------------------------------------------------------------ hosts
 
-    def host_lost(self, host: HostId, name: SliceName, failure: Failure, at: float) -> None:
-        """The host is gone, and a slice lives and dies as one: all groups in it go with it."""
+    def hosts_lost(self, lost: Collection[Lost], at: float) -> None:
+        """These hosts are gone, and a slice lives and dies as one: all groups in it go with it.
+
+        What is lost at once is taken in whole before anything is decided: nobody is placed where the next
+        one of them was.
+        """
         run = self._run
-        if run.phase is Phase.ENDED:
+        if run.phase is Phase.ENDED or not lost:
             return
-        held = name in run.fleet.held
-        run.fleet.forget(host)
-        if held:
-            run.fleet.broken.add(name)
-            run.do(c.RetireHost(host))
-        if name in run.fleet.noticed:
-            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
-        for group in run.groups.values():
-            group.gone |= group.ranks_on(host)
-            run.settle(group, group.book.host_lost(group.ranks_on(host)))
+        lost = [self._forget(one) for one in lost]
         if run.over:
-            self._ending.gone(host, None, at)
+            for one in lost:
+                self._ending.gone(one.host, None, at)
             return
-        run.relocation.host_failed(host, at)
-        for restart in run.restarts:
-            restart.stopping.pop(host, None)
-        # Those that are about to use it; not those that are placed anew because of this.
-        placed = [r for r in run.restarts if r.stage is Phase.PLACING and name in r.slices]
-        self._slice_failed(name, failure, at)
+        # Those that are about to use them; not those that are placed anew because of this.
+        placed = [(r, r.slices) for r in run.restarts if r.stage is Phase.PLACING]
+        for one in lost:
+            run.relocation.host_failed(one.host, at)
+            for restart in run.restarts:
+                restart.stopping.pop(one.host, None)
+        for one in lost:
+            self._slice_failed(one.slice, one.failure, at)
         for restart in list(run.restarts):
             self._check_stopped(restart, at)
-        for restart in placed:
-            if restart not in run.restarts or restart.stage is not Phase.PLACING:
+        for restart, slices in placed:
+            missed = [one for one in lost if one.slice in slices]
+            if not missed or restart not in run.restarts or restart.stage is not Phase.PLACING:
                 continue
-            if held:
-                self.place_failed(restart, while_starting(failure), at)
+            had = next((one for one in missed if one.held), None)
+            if had is not None:
+                self.place_failed(restart, while_starting(had.failure), at)
             else:
                 self.placing.place(restart, at)
+
+    def _forget(self, one: Lost) -> Lost:
+        """Its workers are gone. Returns it with what is known of it besides."""
+        run = self._run
+        held = one.slice in run.fleet.held
+        run.fleet.forget(one.host)
+        if held:
+            run.fleet.broken.add(one.slice)
+            run.do(c.RetireHost(one.host))
+        failure = one.failure
+        if one.slice in run.fleet.noticed:
+            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
+        for group in run.groups.values():
+            group.gone |= group.ranks_on(one.host)
+            run.settle(group, group.book.host_lost(group.ranks_on(one.host)))
+        return Lost(one.host, one.slice, failure, held)
+
+    def host_was_lost(self, host: HostId, failure: Failure) -> None:
+        """That the host is gone was known, from its absence in a list; now it is known since when."""
+        for restart in self._run.restarts:
+            if restart.incident is not None and restart.stage in (Phase.SETTLING, Phase.STOPPING):
+                restart.incident.date(host, failure.at)
 
     def _slice_failed(self, name: SliceName, failure: Failure, at: float) -> None:
         run = self._run
@@ -336,12 +371,14 @@ class Recovery:
         run = self._run
         pause = 0.0
         if restart.incident is not None:
-            if not self._charge(restart, restart.incident, at):
+            paid = restart.incident.charged
+            if not paid and not self._charge(restart, restart.incident, at):
                 return
             # A slice that is taken away says nothing about the next one.
             if restart.incident.cause.kind is not Kind.PREEMPTED:
                 pause = self._backoff.next_pause(at)
-            self._tell_decision(restart, restart.incident.cause, pause, at)
+            if not paid:
+                self._tell_decision(restart, restart.incident.cause, pause, at)
             self._ending.check_finished(at)
             if run.over:
                 return
@@ -387,6 +424,7 @@ class Recovery:
 
     def _start(self, restart: Restart, at: float) -> None:
         run = self._run
+        assert restart.slices <= run.fleet.held, "workers start on reserved slices only"
         run.cancel_timers(restart)
         restart.waits_for_uploads = False
         for g in restart.groups:
@@ -500,7 +538,7 @@ class Recovery:
         places = (member for group in run.groups.values() for member in group.members.values())
         name = next(member.slice for member in places if member.host == host)
         failure = Failure(Kind.HOST_SILENT, at, "did not confirm the end of its workers", host=host)
-        self.host_lost(host, name, failure, at)
+        self.hosts_lost([Lost(host, name, failure)], at)
 
     def prepare_timed_out(self, restart: Restart, at: float) -> None:
         run = self._run

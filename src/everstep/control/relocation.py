@@ -49,6 +49,10 @@ class Relocation:
         """The workers were taken over from an earlier driver, and run other code than this one has."""
         self._do = do
         self._next_key = next_key
+        self._is_leaving = False
+        """What is kept is for workers whose slice will be taken away, and not for growth."""
+        self._saved_for: frozenset[SliceName] = frozenset()
+        """Slices with a notice since which a checkpoint was committed."""
         self._unlisted: dict[HostId, float] = {}
         """Deadlines of machines that the engine has not listed yet."""
         self._grow_from = 0.0
@@ -64,6 +68,8 @@ class Relocation:
     def leaving(self, groups: Groups) -> set[SliceName]:
         """Slices that workers train in and that will be taken away."""
         fleet = self.fleet
+        if not fleet.noticed:
+            return set()
         live = {h.slice for h in fleet.hosts.values() if h.alive}
         return {
             name
@@ -78,8 +84,12 @@ class Relocation:
 
         ``restarting``: groups that are being replaced; ``taken``: slices that are kept for them.
         """
-        if self.leaving(groups):
-            self._ask(AskReason.PREEMPTION)
+        leaving = self.leaving(groups)
+        self._is_leaving = bool(leaving)
+        if leaving:
+            due = any(self._last_save(name) <= at < self.fleet.noticed[name] for name in leaving)
+            unsaved = not leaving <= self._saved_for
+            self._ask(AskReason.PREEMPTION if unsaved or due else AskReason.NONE)
             refuge = self._refuge(groups, restarting, taken, at)
             if refuge is not None:
                 self._take(refuge[1] - self.fleet.held, self._refuge_from, at)
@@ -165,7 +175,7 @@ class Relocation:
             return
         for reservation in self._standbys:
             self._do(c.CancelTimer(TimerName.PREPARE, reservation))
-        if self.asked is AskReason.NONE:
+        if self.asked is AskReason.NONE and not self._is_leaving:
             self._ask(AskReason.RESIZE)
 
     def failed(self, reservation: int, at: float) -> None:
@@ -186,7 +196,7 @@ class Relocation:
             standby = self._standbys.pop(reservation)
             self._forget(reservation)
             self.fleet.release(standby.slices)
-        urgent = self.asked is AskReason.PREEMPTION
+        urgent = self._is_leaving
         if not urgent:
             self._ask(AskReason.NONE)
         self._do(c.SetTimer(TimerName.GROW, 0, self._refuge_from if urgent else self._grow_from))
@@ -216,6 +226,19 @@ class Relocation:
 
     # ------------------------------------------------------------------ notices
 
+    def saved(self, groups: Groups) -> bool:
+        """A checkpoint was committed. If it was asked for because of a notice, another one is wanted only
+        shortly before the slice is left. False: nobody asked for this one.
+        """
+        if self.asked is not AskReason.PREEMPTION:
+            return False
+        self._saved_for = frozenset(self.leaving(groups))
+        return True
+
+    def _last_save(self, name: SliceName) -> float:
+        """From when on a last checkpoint is wanted: once it is there, the workers leave."""
+        return self.fleet.noticed[name] - 2 * self.fleet.margin(name)
+
     def noticed(self, host: HostId, deadline: float, at: float) -> None:
         """One host of a slice noticed means the whole slice; the earliest deadline counts."""
         view = self.fleet.hosts.get(host)
@@ -230,6 +253,8 @@ class Relocation:
             hosts = self.fleet.machines(name)
             self.fleet.notice(Notice(name, deadline, hosts))
             self._do(c.PreemptionSeen(at, name, deadline, hosts))
+            self._saved_for -= {name}
+            self.fleet.margins[name] = min(self.settings.migrate_margin_s, max(0.0, deadline - at) / 4)
             self._set_alarm(at)
 
     def listed(self, at: float) -> None:
@@ -272,9 +297,10 @@ class Relocation:
         """For the next time at which a notice means something else than now."""
         moments = [
             moment
-            for deadline in self.fleet.noticed.values()
+            for name, deadline in self.fleet.noticed.items()
             for moment in (
-                deadline - self.settings.migrate_margin_s,
+                self._last_save(name),
+                deadline - self.fleet.margin(name),
                 deadline + self.settings.deadlines.notice_s,
             )
             if moment > at
@@ -285,17 +311,22 @@ class Relocation:
             self._do(c.CancelTimer(TimerName.MIGRATE, 0))
 
     def leave_now(
-        self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
+        self,
+        groups: Groups,
+        restarting: Collection[int],
+        taken: Collection[SliceName],
+        at: float,
+        just_saved: bool = False,
     ) -> set[int]:
         """The groups that move now, because their slice will be gone soon and a place for them is kept.
 
-        They leave late, not at once: notices that follow each other then lead to one restart. Once the
-        deadline has passed, nobody leaves: the slice dies now, or it was never meant.
+        They leave late, not at once: notices that follow each other then lead to one restart. With the last
+        checkpoint just committed no step is lost by that, so it is not waited any longer. Once the deadline
+        has passed, nobody leaves: the slice dies now, or it was never meant.
         """
-        margin = self.settings.migrate_margin_s
-        noticed = self.fleet.noticed
-        soon = {name for name in self.leaving(groups) if noticed[name] - margin <= at < noticed[name]}
-        if not soon:
+        margins = 2 if just_saved else 1
+        noticed = {name: self.fleet.noticed[name] for name in self.leaving(groups)}
+        if not any(end - margins * self.fleet.margin(name) <= at < end for name, end in noticed.items()):
             return set()
         if not self._is_ready():
             return set()
@@ -307,8 +338,8 @@ class Relocation:
             return going
         # They wait for a place: those whose time is up, and who don't leave somebody else in their slice.
         staying = {name for g in groups.values() if g.number not in going for name in g.slices()}
-        soon -= staying | set(taken)
-        return {g for g in going if groups[g].slices() & soon}
+        soon = {name for name, end in noticed.items() if end - self.fleet.margin(name) <= at < end}
+        return {g for g in going if groups[g].slices() & (soon - staying - set(taken))}
 
     def _refuge(
         self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float

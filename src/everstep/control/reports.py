@@ -54,6 +54,9 @@ class ReportBook:
         """Indices whose part a rank has announced and not brought yet."""
         self._pending: dict[int, dict[int, Part]] = {}
         self._spoilt: set[int] = set()
+        self._in_order = tuple(sorted(ranks))
+        self._settled_first: dict[int, int] = {}
+        """How many of the ranks in order are known to be settled, by index: they stay so."""
 
     @property
     def furthest(self) -> int:
@@ -80,13 +83,13 @@ class ReportBook:
 
     def uploading(self) -> frozenset[int]:
         """Ranks whose upload alone stands between a checkpoint and its commit: it needs no process."""
-        return frozenset(
-            rank
-            for rank, owed in self._owed.items()
-            for index in owed
-            if index not in self._spoilt
-            and all(self._settled(r, index) or index in self._owed[r] for r in self._ranks)
-        )
+        awaited = frozenset().union(*self._owed.values()) - self._spoilt
+        whole = {
+            index
+            for index in awaited
+            if all(self._settled(rank, index) or index in self._owed[rank] for rank in self._ranks)
+        }
+        return frozenset(rank for rank, owed in self._owed.items() if not owed.isdisjoint(whole))
 
     def reported(self, rank: int, upto: int, owed: tuple[int, ...], parts: tuple[Part, ...]) -> Settled:
         """Rank has reported up to ``upto``; ``parts`` are in storage, and those in ``owed`` on their way
@@ -129,14 +132,23 @@ class ReportBook:
             return False
         return self._upto[rank] >= index or rank in self._returned
 
+    def _is_settled(self, index: int) -> bool:
+        """Nobody will add to this checkpoint any more. A rank that is settled is not asked again."""
+        first = self._settled_first.get(index, 0)
+        while first < len(self._in_order) and self._settled(self._in_order[first], index):
+            first += 1
+        self._settled_first[index] = first
+        return first == len(self._in_order)
+
     def _collect(self) -> Settled:
         if not self._pending and not self._spoilt:
             return _NOTHING
         ready, garbage = [], []
         for index in sorted(self._pending.keys() | self._spoilt):
-            if not all(self._settled(rank, index) for rank in self._ranks):
+            if not self._is_settled(index):
                 continue
             parts = self._pending.pop(index, {})
+            del self._settled_first[index]
             if index in self._spoilt:
                 self._spoilt.discard(index)
                 garbage += [_folder(parts)] if parts else []

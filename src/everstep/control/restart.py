@@ -44,7 +44,7 @@ class Restart:
         self.stopping: dict[HostId, frozenset[int]] = {}
         """Ranks to be gone, by host."""
         self.waits_for_uploads = False
-        self.assignments: tuple[Assignment, ...] = ()
+        self.assign(())
         self.reservation: int | None = None
         # For the line that tells what a recovery cost.
         self.began = began
@@ -61,13 +61,11 @@ class Restart:
         self.old_slices: frozenset[SliceName] = frozenset()
         self.old_world = 0
 
-    @property
-    def hosts(self) -> frozenset[HostId]:
-        return frozenset(a.host for a in self.assignments)
-
-    @property
-    def slices(self) -> frozenset[SliceName]:
-        return frozenset(a.slice for a in self.assignments)
+    def assign(self, assignments: tuple[Assignment, ...]) -> None:
+        """Where its workers go; nowhere yet, or any more, if empty."""
+        self.assignments = assignments
+        self.hosts = frozenset(a.host for a in assignments)
+        self.slices = frozenset(a.slice for a in assignments)
 
     @property
     def has_workers(self) -> bool:

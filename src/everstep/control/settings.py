@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spread: bool = False
     resize_interval_s: float = 60.0
     migrate_margin_s: float = 10.0
-    """How long before a preemption's deadline the workers leave the slice."""
+    """How long before a preemption's deadline the workers leave; at most a quarter of the notice."""
     group_attempts: int = 3
     """Failed starts of a replacement before everything restarts instead."""
     deadlines: Deadlines = Deadlines()

@@ -99,6 +99,7 @@ def run_here(spec: RunSpec, name: str, run: Store, log: journal.Journal, history
         seed=0,
         start_timeout_s=limits.start_s,
         leave_timeout_s=limits.leave_s,
+        hold_s=0.0,
         report_wait_s=limits.report_wait_s,
         all_metrics=False,
         echo=False,

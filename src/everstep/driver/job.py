@@ -133,6 +133,7 @@ class Job:
             start_timeout_s=limits.start_s,
             leave_timeout_s=limits.leave_s,
             report_wait_s=limits.report_wait_s,
+            hold_s=limits.upload_wait_s,
             all_metrics=self.wants_all_metrics,
             echo=a.rank in self.run.log_ranks,
             storage_options=dict(self.run.storage_options or {}),

@@ -85,8 +85,12 @@ class LeftBehind:
             if isinstance(message, wire.FromWorker):
                 stream = streams.get((message.epoch, message.generation, message.rank))
                 if stream is not None:
-                    for _ in stream.feed(message.data):
-                        pass
+                    words = list(stream.feed(message.data))
+                    stream.returned = any(isinstance(word, wire.Returned) for word in words)
+        told = {held.spec.member.rank for _, held in current if held.stopping}
+        ending = sorted(rank for (_, _, rank), s in streams.items() if rank in told and not s.returned)
+        if ending:
+            return f"ranks {', '.join(map(str, ending))} had been told to end"
         waiting = sorted(key[2] for key, stream in streams.items() if not stream.joined)
         return f"ranks {', '.join(map(str, waiting))} had not joined yet" if waiting else ""
 

@@ -25,8 +25,10 @@ from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
+from everstep.control.table import Phase
 from everstep.driver import journal
 from everstep.driver.aftermath import damaged, put_in_order
+from everstep.driver.agreement import Agreement
 from everstep.driver.exits import failure_of
 from everstep.driver.history import History, plain_value, to_delete
 from everstep.driver.job import Job
@@ -80,6 +82,7 @@ class Driver:
         self._streams: dict[Key, Stream] = {}
         self._meetings: dict[int, Meeting] = {}
         """By replica group."""
+        self._agreement = Agreement(self._tell, self._lease)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="everstep-disk")
         self._reports: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
         """What the leaders of replica groups report in this epoch, by (group, generation) and index."""
@@ -202,6 +205,7 @@ class Driver:
             self._reports = {of: dict(rows) for of, rows in self._history.reports(left.epoch).items()}
             for group in {stream.assignment.group_id for stream in self._streams.values()}:
                 self._meet(group, left.epoch)
+            self._restart_agreement(left.epoch)
             if self._lighthouse is not None and left.lighthouse is not None:
                 self._lighthouse.found(*left.lighthouse)
             self._write(journal.TakenOver(time.monotonic(), left.epoch))
@@ -305,7 +309,7 @@ class Driver:
                     if stream := self._streams.get((command.epoch, command.generation, rank)):
                         stream.stopped = True
             case c.AskCheckpoint():
-                self._tell_all(wire.WantCheckpoint(command.reason.value))
+                self._agreement.propose(wire.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():
                 self._commit(command)
             case c.DiscardCheckpoint():
@@ -427,12 +431,35 @@ class Driver:
         else:
             self._notices[host] = now + grace_s
             self.emit(e.PreemptionNotice(at=now, host=host, deadline=now + grace_s))
+        self._tell_notices()
+
+    def _tell_notices(self) -> None:
+        """Let every rank know which hosts go; a notice for one host of a slice means all of it."""
+        if self.controller.phase is not Phase.RUNNING:
+            return  # told when they are
+        now = time.monotonic()
+        slices = {s.assignment.slice for s in self._current_streams() if s.assignment.host in self._notices}
         ranks: dict[str, list[int]] = {}
         for stream in self._current_streams():
-            if stream.assignment.host in self._notices:
+            if stream.assignment.slice in slices:
                 ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
         deadline = min(self._notices.values(), default=now) - now + time.time()
-        self._tell_all(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+        self._agreement.propose(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+
+    def _tell_newcomers(self) -> None:
+        """Workers that have just started know nothing yet of what is pending."""
+        if any(s.assignment.host in self._notices for s in self._current_streams()):
+            self._tell_notices()
+        asked = self.controller.asked
+        if asked is not c.AskReason.NONE:
+            self._agreement.propose(wire.WantCheckpoint(asked.value))
+
+    def _restart_agreement(self, epoch: int) -> None:
+        groups: dict[int, list[int]] = {}
+        for (e_, _, _), stream in self._streams.items():
+            if e_ == epoch:
+                groups.setdefault(stream.assignment.group_id, []).append(stream.assignment.rank)
+        self._agreement.restart(epoch, groups)
 
     # ------------------------------------------------------------------ starting workers
 
@@ -445,6 +472,7 @@ class Driver:
         if not self._streams:
             self._flush_rows()
             self._reports.clear()
+            self._agreement.restart(command.epoch, {})
             if replaced and self._lighthouse is not None:
                 self._lighthouse.renew()
         generations = dict(command.generations)
@@ -453,6 +481,7 @@ class Driver:
             self._streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
         for group in generations:
             self._meet(group, command.epoch)
+            self._agreement.replace(group, [a.rank for a in command.assignments if a.group_id == group])
         start = asyncio.create_task(self._start_once_recorded(self._job.specs(command, self._engine)))
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
@@ -589,8 +618,11 @@ class Driver:
                     self._answer_checkpoints(epoch, rank, word.seq)
                 else:
                     self._meetings[stream.assignment.group_id].ask(rank, word)
+            case wire.Counted():
+                self._agreement.counted(rank, word)
             case wire.Returned():
                 stream.returned = True
+                self._agreement.returned(rank)
                 if word.value is not None and (rank == 0 or self.value is None):
                     # From a process that this driver started, over a socket that only it has.
                     self.value = cloudpickle.loads(word.value)
@@ -740,7 +772,9 @@ class Driver:
                 of = Incarnation(command.epoch, command.group, command.generation)
                 address = self._history.checkpoints[ready.folder].address(run)
                 self._observer.committed(of, ready.index, address)
-            self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
+            if self.controller.phase is Phase.RUNNING:
+                # Else its ranks are being ended, and stay where they are until then.
+                self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
 
         self._on_disk(on_disk, done)
 
@@ -764,6 +798,11 @@ class Driver:
         self._observer.record(record)
         if isinstance(record, c.GroupStarted):
             self._publish()
+            self._tell_newcomers()
+        elif isinstance(record, c.PreemptionSeen) and record.deadline is None:
+            gone = {s.assignment.host for s in self._current_streams() if s.assignment.slice == record.slice}
+            self._notices = {host: at for host, at in self._notices.items() if host not in gone}
+            self._tell_notices()
 
     def _write(self, record: journal.AnyRecord) -> None:
         self._journal.append(record)
@@ -819,7 +858,7 @@ class Driver:
         assert self._loop is not None
         self._stopping = True
         self._observer.say("asked to stop, by everstep stop")
-        self._tell_all(wire.WantCheckpoint(c.AskReason.STOP.value))
+        self._agreement.propose(wire.WantCheckpoint(c.AskReason.STOP.value))
         self._loop.call_later(self._limits.last_checkpoint_s, self._stop_as_requested)
 
     def _stop_as_requested(self) -> None:

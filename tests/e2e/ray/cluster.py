@@ -15,6 +15,7 @@ from typing import Any
 
 from everstep import Deadlines, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
 from everstep.driver import journal
+from everstep.driver.loop import stop_request
 from processes import wait_for
 
 _STORE = 80 << 20
@@ -47,15 +48,19 @@ class RayCluster:
     def connect(self) -> None:
         self._ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
 
-    def add_host(self, slice_name: str, index: int, cpus: int = 2) -> str:
-        """A host with four chips of a v6e 2x4 that has two hosts. Its node id."""
+    def add_host(self, slice_name: str, index: int, cpus: int = 2, chips: int = 4) -> str:
+        """A host with four of a v6e 2x4's eight chips. Its node id."""
         labels = {
             "ray.io/tpu-slice-name": slice_name,
             "ray.io/tpu-worker-id": str(index),
             "ray.io/tpu-topology": "2x4",
             "ray.io/accelerator-type": "TPU-V6E",
         }
-        return self.add_node(labels, {"TPU": 4}, cpus)
+        return self.add_node(labels, {"TPU": chips}, cpus)
+
+    def add_lone_host(self, slice_name: str) -> str:
+        """A host with all eight chips of a v6e 2x4."""
+        return self.add_host(slice_name, 0, chips=8)
 
     def add_node(self, labels: dict[str, str], resources: dict[str, float], cpus: int = 2) -> str:
         node = self.cluster.add_node(
@@ -137,6 +142,11 @@ SCALING = {
     "accelerator_type": "TPU-V6E",
     "resources_per_worker": {"TPU": 4},
 }
+LONE = {**SCALING, "resources_per_worker": {"TPU": 8}}
+"""One worker for each slice, which is one host."""
+
+
+RUNNING: list[Running] = []
 
 
 class Running:
@@ -185,6 +195,7 @@ class Running:
         )
         self.thread = threading.Thread(target=self._fit, daemon=True)
         self.thread.start()
+        RUNNING.append(self)
 
     def _fit(self) -> None:
         try:
@@ -203,6 +214,15 @@ class Running:
             raise self.error
         assert self.result is not None
         return self.result
+
+    def abandon(self) -> None:
+        """After a test that failed: as ``everstep stop`` does it."""
+        if self.thread.is_alive():
+            lease = max(r.lease for r in self.records(journal.Opened))
+            request = self.path / stop_request(lease)
+            request.parent.mkdir(exist_ok=True)
+            request.touch()
+            self.thread.join(30.0)
 
     # ------------------------------------------------------------------ what can be seen
 

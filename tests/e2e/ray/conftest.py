@@ -8,7 +8,7 @@ import pytest
 
 from processes import ours, wait_for
 
-from .cluster import RayCluster, everstep_actors, everstep_groups
+from .cluster import RUNNING, RayCluster, everstep_actors, everstep_groups
 
 
 @pytest.fixture(scope="package")
@@ -25,6 +25,8 @@ def ray_cluster() -> Iterator[RayCluster]:
 def cluster(ray_cluster: RayCluster) -> Iterator[RayCluster]:
     """The cluster, without any host; and nothing of ours in it after the test."""
     yield ray_cluster
+    while RUNNING:
+        RUNNING.pop().abandon()
     try:
         wait_for(lambda: not everstep_actors(), f"the end of {everstep_actors()}", 20.0)
         wait_for(lambda: not everstep_groups(), f"the end of {everstep_groups()}", 20.0)

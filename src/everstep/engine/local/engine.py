@@ -115,7 +115,7 @@ class LocalEngine:
         self._own: LocalCluster | None = None
         self.folder = Path()
         self.links: dict[HostId, HostLink] = {}
-        self._dead: dict[HostId, HostView] = {}
+        self._dead: dict[HostId, HostLink] = {}
         self._claiming: dict[int, set[HostId]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._last_view: tuple[HostView, ...] = ()
@@ -169,6 +169,9 @@ class LocalEngine:
 
     async def _look(self) -> None:
         there = read_hosts(self.folder)
+        # Gone for good, or back as another process under the same name.
+        for host in [h for h, link in self._dead.items() if there.get(h) != link.facts]:
+            del self._dead[host]
         for host, facts in there.items():
             if host not in self.links and host not in self._dead:
                 link = HostLink(self, facts)
@@ -179,15 +182,15 @@ class LocalEngine:
                 except (OSError, TimeoutError):
                     self.links.pop(host, None)
                     link.close()  # not up yet, or on its way out: look again
-        for host in [h for h in self._dead if h not in there]:
-            del self._dead[host]
         if self._own is not None and not any(link.alive for link in self.links.values()):
             # One machine, and its agent was killed: the machine is still there.
             await asyncio.get_running_loop().run_in_executor(None, self._own.add_slice)
         self.status_changed()
 
     def status_changed(self) -> None:
-        view = tuple([link.view() for link in self.links.values()] + list(self._dead.values()))
+        view = tuple(
+            [link.view() for link in self.links.values()] + [link.view() for link in self._dead.values()]
+        )
         if view != self._last_view:
             self._last_view = view
             self.sink.on_capacity(view)
@@ -207,7 +210,7 @@ class LocalEngine:
         was_alive, link.alive = link.alive, False
         if kind is Kind.HOST_LOST:
             self.links.pop(link.host, None)
-            self._dead[link.host] = link.view()
+            self._dead[link.host] = link
         if was_alive:
             self.sink.on_lost(link.host, Failure(kind, at, message, host=link.host))
         self.status_changed()

@@ -308,6 +308,7 @@ class RayEngine:
         if held is None or held.links.get(link.host) is not link:
             return
         self._drop(held, link)
+        self._last_view = ()  # it counts as lost until the next look, which says what there is
         self.sink.on_lost(link.host, Failure(kind, at, why, host=link.host))
 
     def _drop(self, held: Held, link: HostLink) -> None:

@@ -46,8 +46,7 @@ class Drivers:
         """By the world's clock."""
         self._ahead = 0.0
         """By how much the driver's clock is ahead of the world's: each machine counts from its own start."""
-        self._absent = False
-        self._suspended = False
+        self.absent = False
         self._held_back: list[Action] = []
         self._due: list[Action] = []
         """Timers that ran out while the driver was suspended."""
@@ -71,9 +70,9 @@ class Drivers:
 
     def tell(self, event: e.AnyEvent) -> None:
         """Pass an event to the brain, and carry out what it wants."""
-        if self._absent:
+        if self.absent:
             return
-        if self._suspended:
+        if self.world.suspended:
             self._held_back.append(partial(self._tell_late, event))
             return
         if self._ahead:
@@ -92,14 +91,14 @@ class Drivers:
 
     def suspend(self, seconds: float) -> None:
         """It doesn't run for a while. When it does, it hears what came meanwhile, then what time is up."""
-        if not self._absent and not self._suspended and not self.has_ended():
-            self._suspended = True
+        if not self.absent and not self.world.suspended and not self.has_ended():
+            self.world.suspended = True
             self.clock.after(seconds, partial(self._resume, self.world.driver))
 
     def _resume(self, driver: int) -> None:
-        if driver != self.world.driver or not self._suspended:
+        if driver != self.world.driver or not self.world.suspended:
             return
-        self._suspended = False
+        self.world.suspended = False
         waiting, self._held_back, self._due = self._held_back + self._due, [], []
         for action in waiting:
             action()
@@ -154,7 +153,7 @@ class Drivers:
         self.clock.at(command.at - self._ahead, partial(self._fire, name, number))
 
     def _fire(self, name: tuple[e.TimerName, int], number: int) -> None:
-        if self._suspended:
+        if self.world.suspended:
             self._due.append(partial(self._fire, name, number))
         elif self._timers.get(name) == number:
             del self._timers[name]
@@ -164,11 +163,11 @@ class Drivers:
 
     def die(self, absence: float, fenced_later: bool) -> None:
         """The driver is gone, or paused for so long that another one has taken its place when it wakes."""
-        if self._absent or self.has_ended():
+        if self.absent or self.has_ended():
             return
         old = self.brain
-        self._absent = True
-        self._suspended = False
+        self.absent = True
+        self.world.suspended = False
         self._held_back, self._due = [], []
         self.world.driver += 1
         self._timers.clear()
@@ -208,7 +207,7 @@ class Drivers:
         if adopted is None:  # what will be restored is looked at first
             self.world.storage.known_damaged |= self.world.storage.damaged
         self.brain = Controller(self.world.scenario.settings)
-        self._absent = False
+        self.absent = False
         self.tell(e.CapacityChanged(at=self.clock.now, hosts=self.world.view()))
         self.tell(
             e.RunOpened(
@@ -241,10 +240,11 @@ class Drivers:
             fine = host.listed and host.template and not host.frozen and not host.stuck
             if not fine or worker is None or worker.stuck:
                 return None
-            if worker.life not in (Life.TRAINING, Life.RETURNED):
+            if worker.life is not Life.RETURNED and (worker.life is not Life.TRAINING or worker.stopping):
                 return None
         found = tuple(places[rank] for rank in sorted(places))
-        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())))
+        outdated = self.world.chance(self.world.scenario.new_code)
+        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())), outdated)
 
     def _worker(self, place: Assignment, generation: int) -> Worker | None:
         for worker in self.world.hosts[place.host].workers:

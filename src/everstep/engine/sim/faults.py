@@ -173,6 +173,7 @@ class Faults:
             return ""  # a second notice would blur what each is for
         deadline = self.clock.now + lead
         self.world.fault()
+        self.world.unheard |= self.drivers.absent
         self.world.notice(slice_, deadline, every_host=self.rng.random() < 0.5)
         notice = self.scenario.deadlines.notice_s
         dies = {
@@ -192,8 +193,8 @@ class Faults:
     def _take_away(self, slice_: Slice, noticed: list[Host]) -> None:
         """A notice is about machines: others that have come in their place stay."""
         if slice_.hosts != noticed:
+            self.world.forget_notice(slice_)
             return
-        self.world.notices.pop(slice_.name, None)
         if self.world.calm or not slice_.present:
             return
         slice_.doomed = True
@@ -204,8 +205,13 @@ class Faults:
             for host in slice_.hosts:
                 for worker in [w for w in host.workers if w.running]:
                     self.world.processes.crash(host, worker, Kind.SIGNAL)
-        self.clock.after(self.rng.uniform(0.0, 0.5), partial(self.world.remove_slice, slice_.name))
+        self.clock.after(self.rng.uniform(0.0, 0.5), partial(self._remove, slice_, noticed))
         self.clock.after(self.rng.uniform(5.0, 200.0), partial(self.world.add_slice, slice_.name))
+
+    def _remove(self, slice_: Slice, noticed: list[Host]) -> None:
+        self.world.forget_notice(slice_)
+        if slice_.hosts == noticed:
+            self.world.remove_slice(slice_.name)
 
     def _flap(self) -> str:
         slice_ = self.rng.choice(list(self.world.slices.values()))

@@ -40,6 +40,8 @@ class Tally:
     schedules: int = 0
     violations: int = 0
     seconds: float = 0.0
+    interrupted: bool = False
+    """The user had enough: these are those that were done by then."""
     outcomes: Counter[str] = field(default_factory=Counter)
     rungs: Counter[Rung] = field(default_factory=Counter)
     transitions: Counter[tuple[Phase, Phase]] = field(default_factory=Counter)
@@ -117,12 +119,15 @@ def hunt(
     total, began = Tally(), time.monotonic()
     stop = plant is not None
     pieces = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
-    for piece in _in_order(pieces, jobs, plant, stop):
-        total.add(piece)
-        total.seconds = time.monotonic() - began
-        progress(total)
-        if stop and total.violations:
-            break
+    try:
+        for piece in _in_order(pieces, jobs, plant, stop):
+            total.add(piece)
+            total.seconds = time.monotonic() - began
+            progress(total)
+            if stop and total.violations:
+                break
+    except KeyboardInterrupt:
+        total.interrupted = True
     total.seconds = time.monotonic() - began
     return total
 

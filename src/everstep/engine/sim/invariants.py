@@ -245,13 +245,18 @@ class Invariants:
             command.limit == -1 or command.spent <= command.limit, "6: no more is spent than there is"
         )
         self._require(
-            bool(_MAY_SPEND[budget] & self.scenario.families),
+            self._may_spend(budget),
             f"6: {command.cause.kind} spends {budget}, and nothing of the kind happened",
         )
         self._require(
             self.spent.total() <= self.world.charges,
             f"6: {self.world.charges} things went wrong, and {self.spent.total()} recoveries are spent",
         )
+
+    def _may_spend(self, budget: Budget) -> bool:
+        """Something happened that costs this; a loss of which nobody could hear before it came is one."""
+        unheard = budget is Budget.FAILURES and self.world.unheard
+        return unheard or bool(_MAY_SPEND[budget] & self.scenario.families)
 
     def _check_pause(self, command: c.RecoveryDecided, now: float) -> None:
         """Nothing retries without backoff; a slice that is taken away says nothing about the next one."""
@@ -301,9 +306,7 @@ class Invariants:
             self._require(
                 limit != -1 and budgets.spent[budget] >= limit, f"6: the run ends with {budget} left"
             )
-            self._require(
-                bool(_MAY_SPEND[budget] & self.scenario.families), f"6: {budget} is spent by another's cause"
-            )
+            self._require(self._may_spend(budget), f"6: {budget} is spent by another's cause")
         if command.outcome is Outcome.STOPPED:
             self._require(Family.STOP in self.scenario.families, "only the user stops a run")
 

@@ -48,6 +48,8 @@ class Worker:
         self.spoilt: set[int] = set()
         self.stuck = False
         """In a collective whose peers are gone."""
+        self.stopping = False
+        """Told to end."""
 
     @property
     def rank(self) -> int:

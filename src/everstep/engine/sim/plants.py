@@ -6,7 +6,7 @@ method of the brain for as long as it is in; production never imports this modul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -19,7 +19,7 @@ from everstep.control.failures import Failure, Incident, Kind
 from everstep.control.fleet import Fleet
 from everstep.control.group import Group
 from everstep.control.placement import Assignment, Placement
-from everstep.control.recovery import Recovery
+from everstep.control.recovery import Lost, Recovery
 from everstep.control.reports import ReportBook
 from everstep.control.restart import Restart
 from everstep.control.run import Run
@@ -88,9 +88,9 @@ def _live_hosts(hosts: Iterable[HostView]) -> list[Slice]:
     return [Slice(name, found) for name, found in living.items() if found]
 
 
-def _count_before_release(self: Fleet) -> list[HostView]:
+def _count_before_release(self: Fleet) -> list[Slice]:
     """What the old worker group still holds counts as in use, though it is about to let go."""
-    return [h for h in self.hosts.values() if h.slice not in self.broken and h.slice not in self.held]
+    return [s for s in self._whole_slices() if s.name not in self.broken and s.name not in self.held]
 
 
 def _reservation_is_fatal(self: Controller, reservation: int, reason: str, at: float) -> None:
@@ -105,13 +105,13 @@ def _reservation_is_fatal(self: Controller, reservation: int, reason: str, at: f
             return
 
 
-_host_lost = Recovery.host_lost
+_hosts_lost = Recovery.hosts_lost
 
 
-def _wrong_budget(self: Recovery, host: str, name: str, failure: Failure, at: float) -> None:
+def _wrong_budget(self: Recovery, lost: Collection[Lost], at: float) -> None:
     noticed, self._run.fleet.noticed = self._run.fleet.noticed, {}
     try:
-        _host_lost(self, host, name, failure, at)  # as if there had been no notice
+        _hosts_lost(self, lost, at)  # as if there had been no notice
     finally:
         self._run.fleet.noticed = noticed
 
@@ -181,7 +181,7 @@ PLANTS = {
         Plant(
             "live-hosts",
             "live hosts are counted, not whole free slices",
-            (placement, fleet),
+            (fleet,),
             "whole_slices",
             _live_hosts,
         ),
@@ -203,7 +203,7 @@ PLANTS = {
             "wrong-budget",
             "the loss of a preempted host spends the budget for failures",
             (Recovery,),
-            "host_lost",
+            "hosts_lost",
             _wrong_budget,
         ),
         Plant(

@@ -203,6 +203,8 @@ class Processes:
             if (w.epoch, w.generation) == (command.epoch, command.generation) and w.rank in command.ranks
         ]
         if host.agent and not (host.stuck and any(w.running for w in mine)):
+            for worker in mine:
+                worker.stopping = True
             world = self._world
             pause = world.between(0.001, 0.05) + command.grace_s * world.rng.random()
             world.clock.after(pause, partial(self._stopped, host, command, mine))

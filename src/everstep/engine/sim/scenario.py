@@ -84,6 +84,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     failed_upload: float = 0.0
     failed_commit: float = 0.0
     duplicates: float = 0.0
+    new_code: float = 0.0
+    """How often a later driver comes with another training function."""
     clock_apart: float = 0.0
     """By how much each driver's clock is ahead of the one before it."""
 
@@ -185,5 +187,6 @@ def draw(seed: int, only: Family | None = None) -> Scenario:
         failed_upload=if_any(Family.STORAGE, 0.0, 0.2),
         failed_commit=if_any(Family.STORAGE, 0.1, 0.3),
         duplicates=if_any(Family.DUPLICATE, 0.1, 0.5),
+        new_code=if_any(Family.DRIVER, 0.0, 0.3),
         clock_apart=if_any(Family.CLOCK, 0.0, 86_400.0, -3_600.0),
     )

@@ -23,6 +23,7 @@ _CHANCES = (
     "asynchronous",
     "partless",
     "clock_apart",
+    "new_code",
 )
 MOST_TRIES = 500
 

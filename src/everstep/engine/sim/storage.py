@@ -49,6 +49,9 @@ class Storage:
         folder, index = command.checkpoint.folder, command.checkpoint.index
         if driver != world.driver:
             return  # its driver died before the manifest was written
+        if world.suspended:
+            world.clock.after(1.0, partial(self._written, command, fails, driver))
+            return
         if fails or folder in self.discarded:
             world.tell(e.CommitFailed(at=world.clock.now, folder=folder, reason="503"))
             return

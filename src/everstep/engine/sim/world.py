@@ -36,6 +36,10 @@ class World:
         self.driver = 0
         """Which driver is there, counted from 1; what was sent to another is not delivered."""
         self.tell: Callable[[e.AnyEvent], None] = lambda event: None
+        self.suspended = False
+        """It is there, and doesn't run."""
+        self.unheard = False
+        """Somebody was told of a loss while no driver lived, and may be gone before it can say so."""
         self.engine = Channel(clock)
         self.notices: dict[SliceName, float] = {}
         """Deadlines of the notices that have been given and not come true or been cancelled."""
@@ -161,6 +165,10 @@ class World:
         for host in slice_.hosts if every_host else slice_.hosts[:1]:
             word = e.PreemptionNotice(at=0.0, host=host.id, deadline=deadline)
             self.from_host(host, word, self.between(0.0, 0.1))
+
+    def forget_notice(self, slice_: Slice) -> None:
+        """It has come true: nobody is left to say it again."""
+        self.notices.pop(slice_.name, None)
 
     def cancel_notice(self, slice_: Slice) -> None:
         self.notices.pop(slice_.name, None)
@@ -289,6 +297,8 @@ class World:
 
     def _grant_in_part(self, reservation: Reservation, some: list[Slice]) -> None:
         """All or none: the engine gives back what it got, and then says no."""
+        for _ in range(2):
+            self.fault()  # it may be too late by then, and hold up the next one
         for s in some:
             s.holder = "cleaning"
         pause = self.between(0.1, 3.0)

@@ -1,0 +1,136 @@
+"""What a forecast comes to, and what to do about it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable
+
+import msgspec
+
+from everstep.engine.sim.forecast.forecast import Forecast
+from everstep.engine.sim.forecast.ledger import Category
+from everstep.engine.sim.forecast.question import Policy, Question
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    goodput: float
+    """The share of all host-seconds in which steps were made that count."""
+    shares: dict[str, float]
+    host_hours: dict[str, float]
+    restarts: dict[str, int]
+    """By rung of the ladder."""
+    worker_failures: int
+    host_failures: int
+    steps_lost: float
+    """Steps of the whole group that had to be done again."""
+    recovery_s: float | None
+    """Median, from a fault to the first new step."""
+    events: int
+    pieces: list[dict[str, float]]
+    """The shares over time."""
+
+
+def ask(question: Question, policy: Policy, progress: Callable[[float], None] = lambda done: None) -> Answer:
+    forecast = Forecast(question, policy, progress)
+    # Looking for circles among the objects of a large cluster takes a quarter of the time, and finds none.
+    swept = gc.isenabled()
+    gc.disable()
+    try:
+        forecast.run()
+    finally:
+        if swept:
+            gc.enable()
+    ledger = forecast.ledger
+    width = ledger.hosts * ledger.seconds / ledger.PIECES
+    return Answer(
+        policy=policy.name,
+        goodput=ledger.share(Category.STEP),
+        shares={category.value: ledger.share(category) for category in Category},
+        host_hours={category.value: ledger.total[category] / 3600.0 for category in Category},
+        restarts={rung.value: count for rung, count in forecast.rungs.items()},
+        worker_failures=forecast.causes["worker"],
+        host_failures=forecast.causes["host"],
+        steps_lost=forecast.lost_s / question.step_s,
+        recovery_s=statistics.median(forecast.recoveries) if forecast.recoveries else None,
+        events=forecast.events,
+        pieces=[
+            {category.value: piece[category] / width for category in Category} for piece in ledger.pieces
+        ],
+    )
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    change: str
+    """The option that says it."""
+    gain: float
+    """Of goodput, simulated with this change alone."""
+
+
+MOST_HOSTS = 256
+"""A larger cluster is advised by one of this size with as many failures, spares and repairs."""
+
+
+def advise(
+    question: Question, policy: Policy, answer: Answer, progress: Callable[[], None] = lambda: None
+) -> list[Advice]:
+    """Ask the same question with one thing changed, and tell what helps, the best first."""
+    smaller = _smaller(question)
+    before = answer.goodput if smaller is question else ask(smaller, policy).goodput
+    found = []
+    for what, change, changed in _neighbours(question, answer):
+        gain = ask(_smaller(changed), policy).goodput - before
+        progress()
+        if gain > 0.0005:
+            found.append(Advice(what=what, change=change, gain=gain))
+    return sorted(found, key=lambda advice: -advice.gain)
+
+
+def _smaller(question: Question) -> Question:
+    slices = max(1, MOST_HOSTS // question.hosts_per_slice)
+    if question.slices <= slices or question.mtbf_h is None:
+        return question
+    share = slices / question.slices
+    return msgspec.structs.replace(
+        question,
+        slices=slices,
+        min_slices=None if question.min_slices is None else max(1, round(question.min_slices * share)),
+        mtbf_h=question.mtbf_h * (slices + question.spares) / (question.slices + question.spares),
+    )
+
+
+def best_interval_s(question: Question, answer: Answer) -> float | None:
+    """Young's rule: the root of twice a checkpoint's cost times the time between interruptions."""
+    interruptions = sum(n for rung, n in answer.restarts.items() if rung != "first start")
+    if not interruptions or question.checkpoint_cost_s <= 0:
+        return None
+    between_s = question.seconds / interruptions
+    return max(question.step_s, math.sqrt(2.0 * question.checkpoint_cost_s * between_s))
+
+
+def _neighbours(question: Question, answer: Answer) -> list[tuple[str, str, Question]]:
+    change = msgspec.structs.replace
+    found: list[tuple[str, str, Question]] = []
+    interval = best_interval_s(question, answer)
+    if interval is not None:
+        every = float(f"{interval:.2g}")
+        changed = change(question, checkpoint_every_s=every)
+        told = f"a checkpoint every {every:g} s (Young's rule)"
+        found.append((told, f"--checkpoint-every-s {every:g}", changed))
+    if question.trace is None:
+        for spares in sorted({question.spares + 1, question.spares + 4, 2 * question.spares} - {0}):
+            if spares > question.spares:
+                found.append(
+                    (f"{spares} spare slices", f"--spares {spares}", change(question, spares=spares))
+                )
+    if question.elastic:
+        changed = change(question, min_slices=question.slices)
+        found.append(("a fixed size", f"--min-slices {question.slices}", changed))
+    elif question.slices > 1:
+        least = max(1, question.slices * 3 // 4)
+        changed = change(question, min_slices=least)
+        found.append((f"elastic: training on with {least} slices or more", f"--min-slices {least}", changed))
+    return found

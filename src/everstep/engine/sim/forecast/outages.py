@@ -1,0 +1,92 @@
+"""What happens to the cluster: drawn from a mean time between failures, or read from a trace."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from everstep.engine.sim.forecast.question import Question
+from everstep.topology.slices import HostId
+
+TRACES = Path(__file__).parent / "traces"
+
+
+class Outage(msgspec.Struct, frozen=True, order=True):
+    at: float
+    kind: str
+    """``crash`` of a worker, ``lost`` or ``back`` of a host, ``notice`` that it will be lost."""
+    host: HostId = ""
+    deadline: float = 0.0
+
+
+class TraceError(ValueError):
+    """A trace that can't be read: what was seen, and where."""
+
+
+def read_trace(lines: Iterable[str], name: str) -> list[Outage]:
+    """Lines ``milliseconds,add|remove,node``, in order of time."""
+    found: list[Outage] = []
+    kinds = {"add": "back", "remove": "lost"}
+    for number, row in enumerate(csv.reader(lines), 1):
+        if not row:
+            continue
+        try:
+            at, what, node = float(row[0]) / 1000.0, row[1].strip(), row[2].strip()
+            found.append(Outage(at, kinds[what], node))
+        except (ValueError, IndexError, KeyError):
+            raise TraceError(
+                f"{name}, line {number}: expected 'milliseconds,add|remove,node', got {','.join(row)!r}"
+            ) from None
+        if len(found) > 1 and found[-1].at < found[-2].at:
+            raise TraceError(f"{name}, line {number}: its time is before that of the line above")
+    if not found:
+        raise TraceError(f"{name} is empty: expected lines 'milliseconds,add|remove,node'")
+    return found
+
+
+def load_trace(path: str) -> list[Outage]:
+    known = TRACES / f"{path}.csv"
+    file = known if known.is_file() else Path(path)
+    with file.open(newline="") as lines:
+        return read_trace(lines, str(path))
+
+
+def with_notices(outages: Iterable[Outage], notice_s: float) -> list[Outage]:
+    """Each loss is told so long before, as far as the host is there by then."""
+    found = list(outages)
+    came = {o.host: o.at for o in found if o.kind == "back"}
+    if notice_s > 0:
+        found += [
+            Outage(max(o.at - notice_s, came.get(o.host, 0.0)), "notice", o.host, o.at)
+            for o in found
+            if o.kind == "lost"
+        ]
+    return sorted(found)
+
+
+def drawn(question: Question, hosts: list[HostId]) -> Iterator[Outage]:
+    """Failures of independent hosts, one after the other, and the return of those that were repaired."""
+    assert question.mtbf_h is not None
+    rng = random.Random(question.seed)
+    rate = len(hosts) / (question.mtbf_h * 3600.0)
+    away: list[tuple[float, HostId]] = []
+    now = rng.expovariate(rate)
+    while now < question.seconds:
+        while away and away[0][0] <= now:
+            back, host = heapq.heappop(away)
+            yield Outage(back, "back", host)
+        host = hosts[rng.randrange(len(hosts))]
+        if rng.random() >= question.host_share:
+            yield Outage(now, "crash", host)
+        elif all(host != gone for _, gone in away):
+            yield Outage(now, "lost", host)
+            heapq.heappush(away, (now + question.repair_h * 3600.0, host))
+        now += rng.expovariate(rate)
+    for back, host in sorted(away):
+        if back < question.seconds:
+            yield Outage(back, "back", host)

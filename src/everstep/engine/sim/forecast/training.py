@@ -1,0 +1,83 @@
+"""A worker group that trains, in closed form: how much of a stretch of time were steps, and what was kept."""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.engine.sim.forecast.ledger import Category, Ledger
+
+
+class Cadence(msgspec.Struct, frozen=True):
+    step_s: float
+    every_s: float
+    cost_s: float
+
+    @property
+    def cycle_s(self) -> float:
+        return self.every_s + self.cost_s
+
+
+class Stretch:
+    """From a first step until something ends it. Time is counted in cycles: steps, then a checkpoint."""
+
+    def __init__(self, cadence: Cadence, began: float, hosts: int) -> None:
+        self.cadence = cadence
+        self.began = began
+        self.hosts = hosts
+        self.kept = began
+        """Until when what was learnt is in a committed checkpoint."""
+        self.saved = 0
+        """Checkpoints so far."""
+        self.untold = False
+        """The driver hasn't heard of the newest."""
+
+    def next_checkpoint(self) -> float:
+        """When the next one is committed, if nothing comes between."""
+        return self.kept + self.cadence.cycle_s
+
+    def catch_up(self, now: float, ledger: Ledger) -> int:
+        """Account for the checkpoints that were committed until now. Returns how many."""
+        if not self.cadence.cycle_s > 0:
+            return 0
+        cycles = int((now - self.kept + 1e-9) / self.cadence.cycle_s)
+        if cycles <= 0:
+            return 0
+        end = self.kept + cycles * self.cadence.cycle_s
+        # One charge for all of them: the share of stalls is the same all over the stretch.
+        self._charge_mixed(ledger, self.kept, end, self.cadence.cost_s / self.cadence.cycle_s)
+        self.kept = end
+        self.saved += cycles
+        self.untold = True
+        return cycles
+
+    def save_now(self, now: float, ledger: Ledger) -> float:
+        """A checkpoint out of turn, after the step at hand: until when it takes."""
+        self.catch_up(now, ledger)
+        stepped = min(now + self.cadence.step_s, self.kept + self.cadence.every_s)
+        return max(now, stepped) + self.cadence.cost_s
+
+    def hurry(self, cadence: Cadence, now: float, ledger: Ledger) -> None:
+        """Checkpoints come at another pace from now on."""
+        self.catch_up(now, ledger)
+        self.cadence = cadence
+
+    def saved_until(self, now: float, ledger: Ledger) -> None:
+        """That checkpoint is committed."""
+        ledger.charge(Category.STEP, self.hosts, self.kept, now - self.cadence.cost_s)
+        ledger.charge(Category.CHECKPOINT, self.hosts, max(self.kept, now - self.cadence.cost_s), now)
+        self.kept = now
+        self.saved += 1
+        self.untold = True
+
+    def cut_off(self, now: float, ledger: Ledger, kept: bool) -> float:
+        """It ends here. Returns the seconds of steps that no checkpoint holds, unless a peer keeps them."""
+        self.catch_up(now, ledger)
+        stepped = min(now, self.kept + self.cadence.every_s)
+        ledger.charge(Category.STEP if kept else Category.REDO, self.hosts, self.kept, stepped)
+        ledger.charge(Category.CHECKPOINT, self.hosts, stepped, now)
+        return 0.0 if kept else max(0.0, stepped - self.kept)
+
+    def _charge_mixed(self, ledger: Ledger, since: float, until: float, stalls: float) -> None:
+        ledger.charge_mixed(
+            {Category.CHECKPOINT: stalls, Category.STEP: 1.0 - stalls}, self.hosts, since, until
+        )

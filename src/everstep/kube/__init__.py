@@ -1,0 +1,1 @@
+"""The operator: a pure reconcile, and the hands around it."""

@@ -1,0 +1,205 @@
+"""The API server: requests, lists and watches, as plain JSON.
+
+Finding it, and proving who we are, is kubernetes_asyncio's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from kubernetes_asyncio import client, config
+
+from everstep import __version__
+from everstep.kube import names
+
+_PAGE = 500
+_TIMEOUT_S = 30.0
+_WATCH_S = 290
+MERGE = "application/merge-patch+json"
+
+Json = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server said no."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{message or reason} (HTTP {status})")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same may well work in a moment."""
+        return self.status in (408, 409, 429) or self.status >= 500
+
+
+class Gone(Exception):
+    """The watch can't go on from where it was: list again."""
+
+
+class Api:
+    """One connection pool to one API server."""
+
+    def __init__(self, configuration: client.Configuration) -> None:
+        self.configuration = configuration
+        self._client = client.ApiClient(configuration)
+        self._client.user_agent = f"everstep-operator/{__version__}"
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Api:
+        """As kubectl finds it: ``kubeconfig``, ``KUBECONFIG``, ``~/.kube/config``; in a Pod, its account."""
+        configuration = client.Configuration()
+        if (
+            kubeconfig is None
+            and not os.environ.get("KUBECONFIG")
+            and "KUBERNETES_SERVICE_HOST" in os.environ
+        ):
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(
+                config_file=kubeconfig, context=context, client_configuration=configuration
+            )
+        return cls(configuration)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def __aenter__(self) -> Api:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+        return await self._json("GET", path, query=query)
+
+    async def create(self, path: str, manifest: Mapping[str, Any]) -> Json:
+        return await self._json("POST", path, body=manifest)
+
+    async def replace(self, path: str, manifest: Mapping[str, Any]) -> Json:
+        return await self._json("PUT", path, body=manifest)
+
+    async def patch(self, path: str, change: Any, kind: str = MERGE) -> Json:
+        return await self._json("PATCH", path, body=change, content_type=kind)
+
+    async def delete(self, path: str, options: Mapping[str, Any] | None = None) -> Json:
+        return await self._json("DELETE", path, body=options)
+
+    async def list(self, path: str, selector: str = "") -> tuple[list[Json], str]:
+        """All items, and the version from which to watch on."""
+        items: list[Json] = []
+        query = {"limit": str(_PAGE), **({"labelSelector": selector} if selector else {})}
+        while True:
+            page = await self.get(path, query)
+            items += page["items"]
+            going_on = page["metadata"].get("continue")
+            if not going_on:
+                return items, page["metadata"]["resourceVersion"]
+            query["continue"] = going_on
+
+    async def watch(self, path: str, version: str, selector: str = "") -> AsyncIterator[tuple[str, Json]]:
+        """What changes from there on, until the server ends it. Bookmarks are passed on."""
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(_WATCH_S),
+            **({"labelSelector": selector} if selector else {}),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_S, sock_read=_WATCH_S + 30)
+        response = await self._request("GET", path, query, None, "application/json", timeout)
+        try:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    event = msgspec.json.decode(line)
+                    kind, found = event["type"], event["object"]
+                    if kind == "ERROR":
+                        if found.get("code") == 410:
+                            raise Gone(found.get("message", ""))
+                        raise ApiError(
+                            found.get("code", 500), found.get("reason", ""), found.get("message", "")
+                        )
+                    yield kind, found
+        finally:
+            response.close()
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        response = await self._request(method, path, query, body, content_type, timeout)
+        async with response:
+            decoded: Json = msgspec.json.decode(await response.read())
+            return decoded
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        patience: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        response: aiohttp.ClientResponse = await self._client.call_api(
+            path,
+            method,
+            query_params=list((query or {}).items()),
+            header_params={"Content-Type": content_type, "Accept": "application/json"},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+            _request_timeout=patience,
+        )
+        if response.status >= 400:
+            async with response:
+                raise _error(response.status, await response.read())
+        return response
+
+
+UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+"""What it looks like when there is no answer."""
+
+
+def _error(status: int, body: bytes) -> ApiError:
+    try:
+        said = msgspec.json.decode(body)
+        return ApiError(status, said.get("reason", ""), said.get("message", ""))
+    except (msgspec.DecodeError, AttributeError):
+        return ApiError(status, "", body.decode(errors="replace")[:500])
+
+
+def clusters_path(namespace: str | None, name: str = "", sub: str = "") -> str:
+    return _path(f"/apis/{names.GROUP}/{names.VERSION}", names.PLURAL, namespace, name, sub)
+
+
+def core_path(plural: str, namespace: str | None, name: str = "") -> str:
+    return _path("/api/v1", plural, namespace, name, "")
+
+
+def path_for(manifest: Mapping[str, Any]) -> str:
+    """Where to post a manifest of the few kinds that the operator makes."""
+    version: str = manifest["apiVersion"]
+    base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    return _path(base, f"{manifest['kind'].lower()}s", manifest["metadata"]["namespace"], "", "")
+
+
+def _path(base: str, plural: str, namespace: str | None, name: str, sub: str) -> str:
+    where = f"/namespaces/{namespace}" if namespace else ""
+    return "/".join(part for part in (f"{base}{where}/{plural}", name, sub) if part)

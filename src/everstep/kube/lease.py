@@ -1,0 +1,159 @@
+"""One operator at a time: a ``coordination.k8s.io`` Lease, as Kubernetes' own controllers use it.
+
+A holder that is known to be dead (a process that this one could see, and can't) is succeeded at once; any
+other one has the lease's duration to renew it, by our own clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from everstep.kube import names
+from everstep.kube.api import UNREACHABLE, Api, ApiError
+
+logger = logging.getLogger("everstep.kube")
+
+
+class LeaseLost(Exception):
+    """Somebody else may be the operator now: nothing more may be written."""
+
+
+class Lease:
+    def __init__(self, api: Api, namespace: str, duration_s: float) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._duration_s = duration_s
+        self._identity = identity()
+        self._held: dict[str, Any] | None = None
+        self._renewed = 0.0
+
+    @property
+    def valid(self) -> bool:
+        """With a margin: what is begun under it must be over before another holder begins."""
+        return self._held is not None and time.monotonic() < self._renewed + self._duration_s * 2 / 3
+
+    async def acquire(self) -> None:
+        """Waits until it is ours."""
+        seen: tuple[str, float] = ("", 0.0)
+        told = ""
+        while not await self._try(seen[1] if seen[0] else None):
+            current = await self._read()
+            spec = (current or {}).get("spec") or {}
+            mark = f"{spec.get('holderIdentity')} {spec.get('renewTime')} {spec.get('leaseTransitions')}"
+            if mark != seen[0]:
+                seen = (mark, time.monotonic())
+            holder = str(spec.get("holderIdentity"))
+            if holder != told:
+                logger.info("waiting for the lease in %s, which %s holds", self._namespace, holder)
+                told = holder
+            await asyncio.sleep(min(1.0, self._duration_s / 5))
+        logger.info("holding the lease in %s", self._namespace)
+
+    async def keep(self) -> None:
+        """Renews it, until that fails for too long."""
+        while True:
+            await asyncio.sleep(self._duration_s / 3)
+            try:
+                await self._write(self._held)
+            except ApiError as error:
+                if error.status == 409 or not error.passing:
+                    raise LeaseLost(f"the lease in {self._namespace} was taken: {error}") from error
+            except UNREACHABLE as error:
+                logger.warning("the lease can't be renewed: %s", error or type(error).__name__)
+            if not self.valid:
+                raise LeaseLost(f"the lease in {self._namespace} couldn't be renewed in time")
+
+    async def release(self) -> None:
+        """So that the next one needn't wait."""
+        if self._held is not None:
+            self._held["spec"]["holderIdentity"] = ""
+            try:
+                await self._api.replace(f"{self._path}/{names.OPERATOR}", self._held)
+            except (ApiError, *UNREACHABLE):
+                pass  # then it will run out
+            self._held = None
+
+    async def _try(self, unchanged_since: float | None) -> bool:
+        current = await self._read()
+        spec = (current or {}).get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        overdue = unchanged_since is not None and (
+            time.monotonic() > unchanged_since + float(spec.get("leaseDurationSeconds") or self._duration_s)
+        )
+        if holder and holder != self._identity and not is_dead(holder) and not overdue:
+            return False
+        try:
+            await self._write(current)
+        except ApiError as error:
+            if error.status == 409:
+                return False  # somebody was quicker
+            raise
+        return True
+
+    async def _read(self) -> dict[str, Any] | None:
+        try:
+            return await self._api.get(f"{self._path}/{names.OPERATOR}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _write(self, current: dict[str, Any] | None) -> None:
+        began = time.monotonic()
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = {**((current or {}).get("spec") or {})}
+        if spec.get("holderIdentity") != self._identity:
+            spec["acquireTime"] = stamp
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+        spec.update(
+            {
+                "holderIdentity": self._identity,
+                "renewTime": stamp,
+                "leaseDurationSeconds": max(1, int(self._duration_s)),
+            }
+        )
+        if current is None:
+            meta = {"name": names.OPERATOR, "namespace": self._namespace}
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+            self._held = await self._api.create(self._path, lease)
+        else:
+            self._held = await self._api.replace(f"{self._path}/{names.OPERATOR}", {**current, "spec": spec})
+        self._renewed = began
+
+
+def identity() -> str:
+    """This process: where its number means something, its number, and when it began."""
+    return f"{platform.node()}_{_world()}_{os.getpid()}_{_began(os.getpid())}"
+
+
+def is_dead(holder: str) -> bool:
+    """Whether it is certain that the holder is no more: that can be said of processes that we could see."""
+    parts = holder.rsplit("_", 3)
+    if len(parts) != 4 or parts[0] != platform.node() or not _world() or parts[1] != _world():
+        return False
+    return parts[2].isdigit() and _began(int(parts[2])) != parts[3]
+
+
+def _world() -> str:
+    """This boot of this machine, and the process numbers that we share."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> str:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone"
+    return "gone" if fields[0] in "ZX" else fields[19]

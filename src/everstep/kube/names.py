@@ -1,0 +1,84 @@
+"""Keys and names that Pods, Services and people know each other by. KubeRay's where it has one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container
+
+GROUP = "ray.io"
+VERSION = "v1"
+PLURAL = "rayclusters"
+KIND = "RayCluster"
+
+CLUSTER = "ray.io/cluster"
+NODE_TYPE = "ray.io/node-type"
+WORKER_GROUP = "ray.io/group"
+IS_RAY_NODE = "ray.io/is-ray-node"
+IDENTIFIER = "ray.io/identifier"
+REPLICA_INDEX = "ray.io/worker-group-replica-index"
+REPLICA_NAME = "ray.io/worker-group-replica-name"
+HOST_INDEX = "ray.io/replica-host-index"
+CREATED_BY = "app.kubernetes.io/created-by"
+LEGACY_REPLICA = "replicaIndex"
+"""What GKE's webhook wrote before KubeRay had labels of its own: ``<group>-<index>``."""
+
+MANAGED = "everstep.dev/managed"
+HOSTS = "everstep.dev/num-of-hosts"
+"""How many hosts a replica was made with; the spec may have changed since."""
+RESTART_POLICY = "everstep.dev/restart-policy"
+SLICE = "everstep.dev/slice"
+"""A Ray node label: the slice that the node belongs to, whatever its accelerator."""
+SLICE_HOST = "everstep.dev/slice-host"
+
+OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
+HEAD = "head"
+WORKER = "worker"
+HEAD_GROUP = "headgroup"
+OPERATOR = "everstep-operator"
+MANAGED_BY_US = "everstep.dev/operator"
+MANAGED_BY_KUBERAY = "ray.io/kuberay-operator"
+MANAGED_BY_KUEUE = "kueue.x-k8s.io/multikueue"
+
+TPU_RESOURCE = "google.com/tpu"
+TPU_TOPOLOGY_SELECTOR = "cloud.google.com/gke-tpu-topology"
+TPU_ACCELERATOR_SELECTOR = "cloud.google.com/gke-tpu-accelerator"
+
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # Kubernetes' own for generated names: no vowels, no lookalikes
+_LONGEST = 63
+
+
+def head_service(cluster: str) -> str:
+    return f"{cluster}-head-svc"
+
+
+def headless_service(cluster: str) -> str:
+    return f"{cluster}-headless"
+
+
+def head_address(cluster: str, namespace: str) -> str:
+    return f"{head_service(cluster)}.{namespace}.svc.cluster.local"
+
+
+def slice_name(group: str, index: int) -> str:
+    return f"{group}-{index}"
+
+
+def host_name(group: str, index: int, host: int) -> str:
+    return f"{group}-{index}-{host}"
+
+
+def host_names(cluster: str, group: str, index: int, hosts: int) -> list[str]:
+    """Stable names of a replica's hosts, as they resolve inside the namespace."""
+    return [f"{host_name(group, index, host)}.{headless_service(cluster)}" for host in range(hosts)]
+
+
+def unique(prefix: str, seed: str, taken: Container[str]) -> str:
+    """``prefix-xxxxx``, the same for the same seed, and none of those that are taken."""
+    salt = 0
+    while True:
+        digest = hashlib.sha256(f"{seed}\0{salt}".encode()).digest()
+        suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest[:5])
+        name = f"{prefix[: _LONGEST - 6].rstrip('-')}-{suffix}"
+        if name not in taken:
+            return name
+        salt += 1

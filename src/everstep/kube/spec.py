@@ -1,0 +1,130 @@
+"""A RayCluster as the operator reads it: typed, with defaults filled in.
+
+Whether a manifest may be read at all is decided in ``validation``; ``parse`` expects one that passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from everstep.kube import names
+
+Manifest = dict[str, Any]
+
+
+class RestartPolicy(Enum):
+    """What a restarted container means in a replica of several hosts."""
+
+    REPLICA = "Replica"
+    """It is no longer in step with its peers: the whole replica is replaced."""
+    CONTAINER = "Container"
+    """Nothing: what runs there gets along with it."""
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    num_of_hosts: int
+    suspend: bool
+    workers_to_delete: frozenset[str]
+    ray_start_params: Mapping[str, str]
+    resources: Mapping[str, str]
+    labels: Mapping[str, str]
+    template: Manifest
+    restart: RestartPolicy
+
+    @property
+    def desired(self) -> int:
+        """How many replicas there should be."""
+        return 0 if self.suspend else max(self.min_replicas, min(self.replicas, self.max_replicas))
+
+
+class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    ray_start_params: Mapping[str, str]
+    resources: Mapping[str, str]
+    labels: Mapping[str, str]
+    template: Manifest
+    service: Manifest
+    service_type: str | None
+    service_annotations: Mapping[str, str]
+
+    @property
+    def port(self) -> int:
+        return int(self.ray_start_params.get("port", "6379"))
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    api_version: str
+    annotations: Mapping[str, str]
+    head: HeadSpec
+    groups: tuple[GroupSpec, ...]
+    suspend: bool
+    autoscaling: bool
+    autoscaler: Manifest
+
+    @property
+    def needs_headless_service(self) -> bool:
+        return any(group.num_of_hosts > 1 for group in self.groups)
+
+
+def parse(raw: Mapping[str, Any]) -> Cluster:
+    meta, spec = raw["metadata"], raw["spec"]
+    annotations = meta.get("annotations") or {}
+    suspend = bool(spec.get("suspend"))
+    head = spec["headGroupSpec"]
+    return Cluster(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 0),
+        api_version=raw.get("apiVersion", f"{names.GROUP}/{names.VERSION}"),
+        annotations=annotations,
+        head=HeadSpec(
+            ray_start_params=head.get("rayStartParams") or {},
+            resources=_texts(head.get("resources")),
+            labels=head.get("labels") or {},
+            template=head["template"],
+            service=head.get("headService") or {},
+            service_type=head.get("serviceType"),
+            service_annotations=spec.get("headServiceAnnotations") or {},
+        ),
+        groups=tuple(_group(group, annotations) for group in spec.get("workerGroupSpecs") or ()),
+        suspend=suspend,
+        autoscaling=bool(spec.get("enableInTreeAutoscaling")),
+        autoscaler=spec.get("autoscalerOptions") or {},
+    )
+
+
+def _group(raw: Mapping[str, Any], cluster_annotations: Mapping[str, str]) -> GroupSpec:
+    least = raw.get("minReplicas") or 0
+    replicas = raw.get("replicas")
+    template = raw["template"]
+    annotations = {**cluster_annotations, **((template.get("metadata") or {}).get("annotations") or {})}
+    return GroupSpec(
+        name=raw["groupName"],
+        replicas=least if replicas is None else replicas,
+        min_replicas=least,
+        max_replicas=raw["maxReplicas"] if raw.get("maxReplicas") is not None else 2**31 - 1,
+        num_of_hosts=raw.get("numOfHosts") or 1,
+        suspend=bool(raw.get("suspend")),
+        workers_to_delete=frozenset((raw.get("scaleStrategy") or {}).get("workersToDelete") or ()),
+        ray_start_params=raw.get("rayStartParams") or {},
+        resources=_texts(raw.get("resources")),
+        labels=raw.get("labels") or {},
+        template=template,
+        restart=RestartPolicy(annotations.get(names.RESTART_POLICY, RestartPolicy.REPLICA.value)),
+    )
+
+
+def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:
+    return {key: str(value) for key, value in (quantities or {}).items()}

@@ -1,0 +1,288 @@
+"""A cluster's status, from what there is. Pure; the same for the same facts, so that only a change is
+written.
+
+The first fields are KubeRay's. ``slices``, ``groups`` and some conditions are ours: how many replicas are
+whole, which aren't, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from everstep.kube import names
+from everstep.kube.reconcile import Observed, Refusal
+from everstep.kube.replicas import Members, Replica, State, adopted, members
+from everstep.kube.spec import Cluster, GroupSpec
+from everstep.kube.validation import Problem
+from everstep.kube.view import PodView, time_of
+
+MOST_LISTED = 50
+"""Replicas that aren't ready, a group. A status that lists thousands helps nobody."""
+
+Status = dict[str, Any]
+
+
+def describe(
+    cluster: Cluster, seen: Observed, unsupported: Sequence[str], before: Mapping[str, Any], now: float
+) -> Status:
+    heads = [pod for pod in seen.pods if pod.node_type == names.HEAD and pod.leaving is None]
+    head = heads[0] if heads else None
+    by_group: dict[str, list[PodView]] = {group.name: [] for group in cluster.groups}
+    for pod in seen.pods:
+        if pod.node_type == names.WORKER and pod.group in by_group:
+            by_group[pod.group].append(pod)
+    found = {
+        group.name: members(group, _with_adopted(cluster, group, by_group[group.name]), cluster.uid)
+        for group in cluster.groups
+    }
+    groups = [
+        _group(cluster, group, found[group.name], seen.refusals, before, now) for group in cluster.groups
+    ]
+    workers = [pod for pods in by_group.values() for pod in pods if pod.leaving is None]
+    desired = 0 if cluster.suspend else sum(group.desired * group.num_of_hosts for group in cluster.groups)
+    whole, wanted = sum(group["ready"] for group in groups), sum(group["desired"] for group in groups)
+    head_ready = head is not None and head.ready
+    status: Status = {
+        "observedGeneration": cluster.generation,
+        "desiredWorkerReplicas": desired,
+        "minWorkerReplicas": sum(group.min_replicas * group.num_of_hosts for group in cluster.groups),
+        "maxWorkerReplicas": min(sum(g.max_replicas * g.num_of_hosts for g in cluster.groups), 2**31 - 1),
+        "availableWorkerReplicas": sum(pod.ready for pod in workers),
+        "readyWorkerReplicas": sum(pod.ready for pod in workers),
+        "head": {
+            "podName": head.name if head else "",
+            "podIP": head.ip if head else "",
+            "serviceName": names.head_service(cluster.name),
+        },
+        "slices": f"{whole}/{wanted}",
+        "groups": groups,
+    }
+    if names.HEAD_GROUP in seen.refusals:
+        status["headRefused"] = {
+            "name": names.HEAD_GROUP,
+            "refused": _refusal(seen.refusals[names.HEAD_GROUP]),
+        }
+    if cluster.suspend:
+        left = len(workers) + len(heads)
+        status["state"] = "suspended" if not left else "suspending"
+    elif head_ready and whole >= wanted:
+        status["state"] = "ready"
+    else:
+        status["state"] = "degraded" if before.get("state") in ("ready", "degraded") else "creating"
+    status["conditions"] = _conditions(cluster, seen, head, found, unsupported, status, before, now)
+    return _dated(status, before, now)
+
+
+def refuse(problems: Sequence[Problem], generation: int, before: Mapping[str, Any], now: float) -> Status:
+    """The status of a cluster that can't be read. What it had before is left as it was."""
+    message = "; ".join(str(problem) for problem in problems)
+    kept = [c for c in before.get("conditions") or () if c["type"] != "InvalidSpec"]
+    status = {
+        **{key: value for key, value in before.items() if key not in ("conditions", "lastUpdateTime")},
+        "observedGeneration": generation,
+        "state": "failed",
+        "reason": message[:1000],
+        "conditions": [
+            *kept,
+            _condition("InvalidSpec", True, "InvalidField", message[:4000], generation, before, now),
+        ],
+    }
+    return _dated(status, before, now)
+
+
+def refusals(status: Mapping[str, Any]) -> dict[str, Refusal]:
+    """What the API server refused before, as the status remembers it."""
+    found = {}
+    for group in (
+        *(status.get("groups") or ()),
+        *([status["headRefused"]] if status.get("headRefused") else ()),
+    ):
+        refused = group.get("refused")
+        if refused:
+            found[group["name"]] = Refusal(
+                reason=refused["reason"],
+                message=refused["message"],
+                attempts=refused["attempts"],
+                at=time_of(refused["at"]) or 0.0,
+                generation=refused["generation"],
+            )
+    return found
+
+
+def _with_adopted(cluster: Cluster, group: GroupSpec, pods: Sequence[PodView]) -> list[PodView]:
+    placed = {pod.uid: pod for pod in adopted(group, pods, cluster.uid)}
+    return [placed.get(pod.uid, pod) for pod in pods]
+
+
+def _group(
+    cluster: Cluster,
+    group: GroupSpec,
+    found: Members,
+    refused: Mapping[str, Refusal],
+    before: Mapping[str, Any],
+    now: float,
+) -> dict[str, Any]:
+    was: Mapping[str, Any] = next((g for g in before.get("groups") or () if g.get("name") == group.name), {})
+    since = {(r["name"], r["state"]): r["since"] for r in was.get("replicas") or ()}
+    unready = [replica for replica in found.replicas if replica.state is not State.READY]
+    status: dict[str, Any] = {
+        "name": group.name,
+        "desired": 0 if cluster.suspend else group.desired,
+        "ready": len(found.replicas) - len(unready),
+        "hosts": group.num_of_hosts,
+        "replicas": [_replica(replica, since, now) for replica in unready[:MOST_LISTED]],
+    }
+    if len(unready) > MOST_LISTED:
+        status["unlisted"] = len(unready) - MOST_LISTED
+    if found.strangers:
+        status["unlabelledPods"] = len(found.strangers)
+    if group.name in refused:
+        status["refused"] = _refusal(refused[group.name])
+    return status
+
+
+def _replica(replica: Replica, since: Mapping[tuple[str, str], str], now: float) -> dict[str, Any]:
+    state = replica.state.value
+    return {
+        "index": replica.index,
+        "name": replica.name,
+        "state": state,
+        "reason": replica.reason[:300],
+        "since": since.get((replica.name, state)) or stamp(now),
+    }
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    return {
+        "reason": refusal.reason,
+        "message": refusal.message[:1000],
+        "attempts": refusal.attempts,
+        "at": stamp(refusal.at),
+        "generation": refusal.generation,
+    }
+
+
+def _conditions(
+    cluster: Cluster,
+    seen: Observed,
+    head: PodView | None,
+    found: Mapping[str, Members],
+    unsupported: Sequence[str],
+    status: Status,
+    before: Mapping[str, Any],
+    now: float,
+) -> list[dict[str, Any]]:
+    def condition(kind: str, holds: bool, reason: str, message: str = "") -> dict[str, Any]:
+        return _condition(kind, holds, reason, message, cluster.generation, before, now)
+
+    if head is None:
+        head_message = "there is no head Pod"
+    else:
+        head_message = (
+            "" if head.ready else f"{head.name}: {head.broken or head.waiting_for or 'not ready yet'}"
+        )
+    head_ready = head is not None and head.ready
+    provisioned = status["state"] == "ready" or _held("RayClusterProvisioned", before)
+    conditions = [
+        condition(
+            "HeadPodReady",
+            head_ready,
+            "HeadPodRunningAndReady" if head_ready else "HeadPodNotReady",
+            head_message,
+        ),
+        condition(
+            "RayClusterProvisioned",
+            provisioned,
+            "AllPodRunningAndReadyFirstTime" if provisioned else "RayClusterPodsProvisioning",
+        ),
+        condition(
+            "RayClusterSuspending",
+            status["state"] == "suspending",
+            "UserRequest" if cluster.suspend else "NotSuspended",
+        ),
+        condition(
+            "RayClusterSuspended",
+            status["state"] == "suspended",
+            "UserRequest" if cluster.suspend else "NotSuspended",
+        ),
+    ]
+    refused = dict(seen.refusals)
+    worst = next(iter(refused.values()), None)
+    conditions.append(
+        condition(
+            "ReplicaFailure",
+            worst is not None,
+            worst.reason if worst else "NoFailure",
+            "; ".join(f"{name}: {r.message} (tried {r.attempts} times)" for name, r in refused.items()),
+        )
+    )
+    if unsupported or _known("UnsupportedField", before):
+        conditions.append(
+            condition(
+                "UnsupportedField",
+                bool(unsupported),
+                "FieldIgnored" if unsupported else "AllFieldsHonoured",
+                f"this operator does nothing with {_listed(unsupported)}" if unsupported else "",
+            )
+        )
+    strangers = {name: group.strangers for name, group in found.items() if group.strangers}
+    if strangers or _known("UnlabelledPods", before):
+        described = "; ".join(
+            f"{name}: {_listed(pod.name for pod in pods)}" for name, pods in strangers.items()
+        )
+        conditions.append(
+            condition(
+                "UnlabelledPods",
+                bool(strangers),
+                "ReplicaUnknown" if strangers else "AllPodsLabelled",
+                f"which replica these belong to can't be told: {described}. They count as whole replicas. "
+                "Delete them, and labelled ones are made in their place"
+                if strangers
+                else "",
+            )
+        )
+    if _known("InvalidSpec", before):
+        conditions.append(condition("InvalidSpec", False, "Valid"))
+    return conditions
+
+
+def _condition(
+    kind: str, holds: bool, reason: str, message: str, generation: int, before: Mapping[str, Any], now: float
+) -> dict[str, Any]:
+    word = "True" if holds else "False"
+    was: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c["type"] == kind), {})
+    since = was.get("lastTransitionTime") if was.get("status") == word else None
+    return {
+        "type": kind,
+        "status": word,
+        "reason": reason,
+        # Kubernetes 1.20 takes an empty text for null.
+        "message": message or reason,
+        "observedGeneration": generation,
+        "lastTransitionTime": since or stamp(now),
+    }
+
+
+def _known(kind: str, before: Mapping[str, Any]) -> bool:
+    return any(c["type"] == kind for c in before.get("conditions") or ())
+
+
+def _held(kind: str, before: Mapping[str, Any]) -> bool:
+    return any(c["type"] == kind and c["status"] == "True" for c in before.get("conditions") or ())
+
+
+def _listed(items: Iterable[str]) -> str:
+    listed = list(items)
+    return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
+
+
+def _dated(status: Status, before: Mapping[str, Any], now: float) -> Status:
+    same = {key: value for key, value in before.items() if key != "lastUpdateTime"} == status
+    status["lastUpdateTime"] = before.get("lastUpdateTime") if same else stamp(now)
+    return status
+
+
+def stamp(at: float) -> str:
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,130 @@
+"""What the API server holds, as far as the operator has heard: from watches, and from the answers to its own
+writes.
+
+A watch lags behind, and an answer may come before or after it. Versions decide which of two sightings is the
+later, so that what was just written counts as seen, and what was just deleted doesn't come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from everstep.kube import names
+from everstep.kube.view import PodView, view
+
+Key = tuple[str, str]
+"""A cluster's namespace and name."""
+
+Json = Mapping[str, Any]
+
+
+class Store:
+    def __init__(self) -> None:
+        self.clusters: dict[Key, Json] = {}
+        self._pods: dict[Key, dict[str, PodView]] = {}
+        self._services: dict[Key, dict[str, int]] = {}
+        self._buried: dict[str, int] = {}
+        """The uids of Pods that are gone, and by which version: an answer that comes late mustn't raise them.
+        """
+
+    def pods(self, key: Key) -> list[PodView]:
+        return list(self._pods.get(key, {}).values())
+
+    def services(self, key: Key) -> frozenset[str]:
+        return frozenset(self._services.get(key, ()))
+
+    def put_cluster(self, raw: Json) -> Key:
+        key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+        known = self.clusters.get(key)
+        if known is None or _version(raw) >= _version(known):
+            self.clusters[key] = raw
+        return key
+
+    def drop_cluster(self, raw: Json) -> Key:
+        key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+        if key in self.clusters and self.clusters[key]["metadata"]["uid"] == raw["metadata"]["uid"]:
+            del self.clusters[key]
+        return key
+
+    def put_pod(self, raw: Json) -> Key | None:
+        key = _key(raw)
+        if key is None:
+            return None
+        pods = self._pods.setdefault(key, {})
+        seen = view(raw)
+        known = pods.get(seen.uid)
+        if seen.uid not in self._buried and (known is None or seen.version >= known.version):
+            pods[seen.uid] = seen
+        return key
+
+    def drop_pod(self, raw: Json) -> Key | None:
+        key = _key(raw)
+        if key is not None:
+            self._bury(key, raw["metadata"]["uid"], _version(raw))
+        return key
+
+    def forget_pod(self, key: Key, uid: str) -> None:
+        """The API server says that there is no such Pod."""
+        known = self._pods.get(key, {}).get(uid)
+        self._bury(key, uid, known.version if known else 0)
+
+    def put_service(self, raw: Json) -> Key | None:
+        key = _key(raw)
+        if key is not None:
+            known = self._services.setdefault(key, {})
+            name = raw["metadata"]["name"]
+            known[name] = max(known.get(name, 0), _version(raw))
+        return key
+
+    def drop_service(self, raw: Json) -> Key | None:
+        key = _key(raw)
+        if key is not None and self._services.get(key, {}).get(raw["metadata"]["name"], 0) <= _version(raw):
+            self._services.get(key, {}).pop(raw["metadata"]["name"], None)
+        return key
+
+    def clusters_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
+        there = {self.put_cluster(item) for item in items}
+        for key, raw in list(self.clusters.items()):
+            if namespace in (None, key[0]) and key not in there and _version(raw) <= version:
+                del self.clusters[key]
+                there.add(key)
+        return there
+
+    def pods_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
+        """A list tells what is there, and so also what isn't any more. What is newer than the list stays."""
+        listed = list(items)
+        there = {item["metadata"]["uid"] for item in listed}
+        changed = {key for key in map(self.put_pod, listed) if key is not None}
+        for key, pods in self._pods.items():
+            for uid, pod in list(pods.items()):
+                if namespace in (None, key[0]) and uid not in there and pod.version <= version:
+                    self._bury(key, uid, version)
+                    changed.add(key)
+        # Answers to writes from before this list have long come.
+        self._buried = {uid: at for uid, at in self._buried.items() if at >= version}
+        return changed
+
+    def services_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
+        listed = list(items)
+        changed = {key for key in map(self.put_service, listed) if key is not None}
+        there = {(_key(item), item["metadata"]["name"]) for item in listed}
+        for key, known in self._services.items():
+            for name, at in list(known.items()):
+                if namespace in (None, key[0]) and (key, name) not in there and at <= version:
+                    del known[name]
+                    changed.add(key)
+        return changed
+
+    def _bury(self, key: Key, uid: str, version: int) -> None:
+        self._pods.get(key, {}).pop(uid, None)
+        self._buried[uid] = version
+
+
+def _key(raw: Json) -> Key | None:
+    name = (raw["metadata"].get("labels") or {}).get(names.CLUSTER)
+    return (raw["metadata"]["namespace"], name) if name else None
+
+
+def _version(raw: Json) -> int:
+    return int(raw["metadata"].get("resourceVersion") or 0)

@@ -1,0 +1,411 @@
+"""What a RayCluster must be like, said with the field's path and what to do.
+
+The webhook refuses what has problems; where there is no webhook, the operator leaves such a cluster alone and
+says the same in its status. What the CRD's schema already refuses is checked again here, since another CRD
+may be installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from everstep.kube import names, quantities
+from everstep.kube.spec import RestartPolicy
+
+_NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+_FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
+_LABEL_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
+_LONGEST_CLUSTER = 50
+_LONGEST_GROUP = 50
+_OURS = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_NAME")
+_RESERVED_LABELS = (
+    names.CLUSTER,
+    names.NODE_TYPE,
+    names.WORKER_GROUP,
+    names.REPLICA_INDEX,
+    names.REPLICA_NAME,
+    names.HOST_INDEX,
+)
+
+_SPEC = {
+    "autoscalerOptions",
+    "enableInTreeAutoscaling",
+    "headGroupSpec",
+    "headServiceAnnotations",
+    "managedBy",
+    "rayVersion",
+    "suspend",
+    "workerGroupSpecs",
+}
+_HEAD = {"headService", "labels", "rayStartParams", "resources", "serviceType", "template"}
+_GROUP = {
+    "groupName",
+    "idleTimeoutSeconds",
+    "labels",
+    "maxReplicas",
+    "minReplicas",
+    "numOfHosts",
+    "priority",
+    "rayStartParams",
+    "replicas",
+    "resources",
+    "scaleStrategy",
+    "suspend",
+    "template",
+}
+_AUTOSCALER = {
+    "env",
+    "envFrom",
+    "idleTimeoutSeconds",
+    "image",
+    "imagePullPolicy",
+    "resources",
+    "securityContext",
+    "upscalingMode",
+    "version",
+    "volumeMounts",
+}
+# These ask for nothing: what they name is how it is here anyway.
+_DEFAULTS: Mapping[str, object] = {
+    "spec.authOptions": {"mode": "disabled"},
+    "spec.upgradeStrategy": {"type": "None"},
+    "spec.headGroupSpec.enableIngress": False,
+    "spec.idleSuspend": False,
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    path: str
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.seen}; {self.remedy}"
+
+
+def problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[Problem]:
+    """All that is wrong with a RayCluster, in the order of its fields. ``before`` is what it replaces."""
+    return list(_problems(raw, before))
+
+
+def unsupported(raw: Mapping[str, Any]) -> list[str]:
+    """The paths of fields that are there and that this operator does nothing with."""
+    spec = raw.get("spec") or {}
+    found = [f"spec.{key}" for key in spec if key not in _SPEC]
+    head = spec.get("headGroupSpec") or {}
+    found += [f"spec.headGroupSpec.{key}" for key in head if key not in _HEAD]
+    for i, group in enumerate(spec.get("workerGroupSpecs") or ()):
+        path = f"spec.workerGroupSpecs[{i}]"
+        found += [f"{path}.{key}" for key in group if key not in _GROUP]
+        found += [
+            f"{path}.scaleStrategy.{key}"
+            for key in group.get("scaleStrategy") or ()
+            if key != "workersToDelete"
+        ]
+    found += [
+        f"spec.autoscalerOptions.{key}"
+        for key in spec.get("autoscalerOptions") or ()
+        if key not in _AUTOSCALER
+    ]
+    return [path for path in found if path not in _DEFAULTS or _at(raw, path) != _DEFAULTS[path]]
+
+
+def _at(raw: Mapping[str, Any], path: str) -> object:
+    value: Any = raw
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator[Problem]:
+    name = (raw.get("metadata") or {}).get("name", "")
+    if not _NAME.match(name):
+        yield Problem(
+            "metadata.name",
+            f"{name!r} can't be the start of a Service's name",
+            "use lower-case letters, digits and dashes, beginning with a letter",
+        )
+    elif len(name) > _LONGEST_CLUSTER:
+        yield Problem("metadata.name", f"{len(name)} characters", f"use at most {_LONGEST_CLUSTER}")
+    spec = raw.get("spec")
+    if not isinstance(spec, Mapping):
+        yield Problem("spec", "is missing", "give headGroupSpec and workerGroupSpecs")
+        return
+    yield from _managed_by(spec, before)
+    autoscaling = bool(spec.get("enableInTreeAutoscaling"))
+    yield from _autoscaler(spec, autoscaling)
+    head = spec.get("headGroupSpec")
+    if not isinstance(head, Mapping):
+        yield Problem(
+            "spec.headGroupSpec", "is missing", "give the head's Pod template in headGroupSpec.template"
+        )
+    else:
+        yield from _member("spec.headGroupSpec", head, autoscaling, is_head=True)
+    groups = spec.get("workerGroupSpecs") or ()
+    if not isinstance(groups, (list, tuple)):
+        yield Problem("spec.workerGroupSpecs", f"is {type(groups).__name__}", "give a list of worker groups")
+        return
+    taken: dict[str, int] = {}
+    for i, group in enumerate(groups):
+        path = f"spec.workerGroupSpecs[{i}]"
+        yield from _group_name(path, group, taken, i)
+        yield from _counts(path, group)
+        yield from _member(path, group, autoscaling, is_head=False)
+        yield from _hosts(path, group)
+        if autoscaling and group.get("suspend"):
+            yield Problem(
+                f"{path}.suspend",
+                "true, while the autoscaler decides how many workers there are",
+                "set enableInTreeAutoscaling: false, or maxReplicas: 0 for this group",
+            )
+
+
+def _managed_by(spec: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator[Problem]:
+    given = spec.get("managedBy")
+    known = (names.MANAGED_BY_US, names.MANAGED_BY_KUBERAY, names.MANAGED_BY_KUEUE)
+    if given is not None and given not in known:
+        yield Problem(
+            "spec.managedBy", f"{given!r} is unknown", f"leave it out, or use one of {', '.join(known)}"
+        )
+    if before is not None and (before.get("spec") or {}).get("managedBy") != given:
+        was = (before.get("spec") or {}).get("managedBy")
+        yield Problem(
+            "spec.managedBy",
+            f"changed from {was!r} to {given!r}",
+            "it can't change while the cluster lives: delete the cluster and make it anew",
+        )
+
+
+def _autoscaler(spec: Mapping[str, Any], autoscaling: bool) -> Iterator[Problem]:
+    options = spec.get("autoscalerOptions") or {}
+    version = options.get("version")
+    if autoscaling and version not in (None, "v2"):
+        yield Problem(
+            "spec.autoscalerOptions.version",
+            f"{version!r} isn't supported",
+            "use v2, Ray's own autoscaler since 2.10",
+        )
+    mode = options.get("upscalingMode")
+    if mode not in (None, "Default", "Aggressive", "Conservative"):
+        yield Problem(
+            "spec.autoscalerOptions.upscalingMode",
+            f"{mode!r} is unknown",
+            "use Default, Aggressive or Conservative",
+        )
+    idle = options.get("idleTimeoutSeconds")
+    if idle is not None and (not isinstance(idle, int) or idle < 0):
+        yield Problem(
+            "spec.autoscalerOptions.idleTimeoutSeconds",
+            f"{idle!r}",
+            "use a whole number of seconds, 0 or more",
+        )
+
+
+def _group_name(path: str, group: Mapping[str, Any], taken: dict[str, int], i: int) -> Iterator[Problem]:
+    name = group.get("groupName")
+    if not name:
+        yield Problem(f"{path}.groupName", "is missing", "name the group; Pods and hosts are named after it")
+        return
+    if not isinstance(name, str) or not _NAME.match(name):
+        yield Problem(
+            f"{path}.groupName",
+            f"{name!r} can't be part of a host name",
+            "use lower-case letters, digits and dashes, beginning with a letter",
+        )
+    elif len(name) > _LONGEST_GROUP:
+        yield Problem(f"{path}.groupName", f"{len(name)} characters", f"use at most {_LONGEST_GROUP}")
+    elif name == names.HEAD_GROUP:
+        yield Problem(f"{path}.groupName", f"{name!r} is the head's own group", "use another name")
+    if name in taken:
+        yield Problem(
+            f"{path}.groupName",
+            f"{name!r} is also the name of spec.workerGroupSpecs[{taken[name]}]",
+            "give each group a name of its own",
+        )
+    taken.setdefault(name, i)
+
+
+def _counts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
+    for key, least in (("replicas", 0), ("minReplicas", 0), ("maxReplicas", 0), ("numOfHosts", 1)):
+        value = group.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            yield Problem(f"{path}.{key}", f"{value!r}", f"use a whole number, {least} or more")
+            return
+    low, high = group.get("minReplicas"), group.get("maxReplicas")
+    if low is not None and high is not None and low > high:
+        yield Problem(
+            f"{path}.maxReplicas",
+            f"{high} is below minReplicas, {low}",
+            f"use at least {low}, or lower minReplicas",
+        )
+    named = (group.get("scaleStrategy") or {}).get("workersToDelete") or ()
+    for k, pod in enumerate(named):
+        if not isinstance(pod, str) or not pod:
+            yield Problem(f"{path}.scaleStrategy.workersToDelete[{k}]", f"{pod!r}", "give the name of a Pod")
+
+
+def _member(path: str, member: Mapping[str, Any], autoscaling: bool, *, is_head: bool) -> Iterator[Problem]:
+    template = member.get("template")
+    containers = (template.get("spec") or {}).get("containers") if isinstance(template, Mapping) else None
+    if not containers:
+        yield Problem(
+            f"{path}.template.spec.containers",
+            "is empty",
+            "give at least one container; the first one runs Ray",
+        )
+        return
+    assert isinstance(template, Mapping)
+    if not containers[0].get("image"):
+        yield Problem(
+            f"{path}.template.spec.containers[0].image",
+            "is missing",
+            "name an image with Ray, like rayproject/ray",
+        )
+    meta = template.get("metadata") or {}
+    for key in _RESERVED_LABELS:
+        if key in (meta.get("labels") or {}):
+            yield Problem(
+                f"{path}.template.metadata.labels[{key}]", "is set", "leave it out: the operator sets it"
+            )
+    policy = (meta.get("annotations") or {}).get(names.RESTART_POLICY)
+    if policy is not None and policy not in [p.value for p in RestartPolicy]:
+        yield Problem(
+            f"{path}.template.metadata.annotations[{names.RESTART_POLICY}]",
+            f"{policy!r} is unknown",
+            "use Replica or Container",
+        )
+    yield from _start_params(path, member, is_head=is_head)
+    yield from _resources(path, member, containers[0], autoscaling)
+    restart = (template.get("spec") or {}).get("restartPolicy")
+    if autoscaling and restart not in (None, "Never"):
+        yield Problem(
+            f"{path}.template.spec.restartPolicy",
+            f"{restart!r}, while Ray's autoscaler counts on Pods that don't restart",
+            "use Never, or leave it out",
+        )
+
+
+def _start_params(path: str, member: Mapping[str, Any], *, is_head: bool) -> Iterator[Problem]:
+    params = member.get("rayStartParams") or {}
+    for key, value in params.items():
+        if not _FLAG.match(key):
+            yield Problem(
+                f"{path}.rayStartParams.{key}",
+                "isn't a flag of ray start",
+                f"write it without dashes: {key.lstrip('-')}",
+            )
+        elif not isinstance(value, str):
+            yield Problem(
+                f"{path}.rayStartParams.{key}", f"{value!r} isn't text", f'put it in quotes: "{value}"'
+            )
+    if params.get("block", "true") != "true":
+        yield Problem(
+            f"{path}.rayStartParams.block",
+            f"{params['block']!r}",
+            "leave it out: a container lives as long as ray start does",
+        )
+    if not is_head and "address" in params:
+        yield Problem(
+            f"{path}.rayStartParams.address", "is set", "leave it out: the operator gives the head's address"
+        )
+    if "labels" in params:
+        yield Problem(
+            f"{path}.rayStartParams.labels",
+            "is set",
+            f"move it to {path}.labels, where the autoscaler sees it, too",
+        )
+    port = params.get("port")
+    if is_head and port is not None and (not str(port).isdigit() or not 0 < int(port) < 65536):
+        yield Problem(f"{path}.rayStartParams.port", f"{port!r}", "use a port number, like 6379")
+    for key, value in (member.get("labels") or {}).items():
+        if not _LABEL_KEY.match(key) or not isinstance(value, str) or not _LABEL_VALUE.match(value):
+            yield Problem(
+                f"{path}.labels[{key}]",
+                f"{value!r} isn't a label",
+                "use letters, digits, dashes, dots and underscores, at most 63",
+            )
+
+
+def _resources(
+    path: str, member: Mapping[str, Any], container: Mapping[str, Any], autoscaling: bool
+) -> Iterator[Problem]:
+    given = member.get("resources") or {}
+    params = member.get("rayStartParams") or {}
+    for key, value in given.items():
+        try:
+            quantities.number(value)
+        except ValueError:
+            yield Problem(
+                f"{path}.resources.{key}", f"{value!r} isn't a quantity", "use a number, like 4 or 16Gi"
+            )
+    doubled = [key for key in ("num-cpus", "num-gpus", "memory", "resources") if key in params]
+    if given and doubled:
+        yield Problem(
+            f"{path}.rayStartParams.{doubled[0]}",
+            "is set beside resources",
+            f"say it in one of the two: {path}.resources is the newer",
+        )
+    asked = quantities.asked(container)
+    if autoscaling and "CPU" not in given and "num-cpus" not in params and "cpu" not in asked:
+        yield Problem(
+            f"{path}.template.spec.containers[0].resources.limits.cpu",
+            "is missing, and Ray's autoscaler must know the CPUs of a node",
+            f"give it, or {path}.rayStartParams.num-cpus",
+        )
+
+
+def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
+    hosts = group.get("numOfHosts") or 1
+    template = group.get("template") or {}
+    spec = template.get("spec") or {} if isinstance(template, Mapping) else {}
+    containers = spec.get("containers") or []
+    if not containers or not isinstance(hosts, int):
+        return
+    if hosts > 1:
+        for key in ("hostname", "subdomain"):
+            if spec.get(key):
+                yield Problem(
+                    f"{path}.template.spec.{key}",
+                    f"{spec[key]!r}, the same for all hosts of a replica",
+                    "leave it out: each host gets a name of its own",
+                )
+        for k, variable in enumerate(containers[0].get("env") or ()):
+            if variable.get("name") in _OURS:
+                yield Problem(
+                    f"{path}.template.spec.containers[0].env[{k}]",
+                    f"{variable['name']} is the same for all hosts of a replica",
+                    "leave it out: the operator sets it for each host",
+                )
+    topology = (spec.get("nodeSelector") or {}).get(names.TPU_TOPOLOGY_SELECTOR)
+    chips = quantities.asked(containers[0]).get(names.TPU_RESOURCE)
+    if chips is None:
+        return
+    where = f"{path}.template.spec.nodeSelector[{names.TPU_TOPOLOGY_SELECTOR}]"
+    if topology is None:
+        if hosts > 1:
+            yield Problem(where, "is missing in a group of TPU hosts", "name the slices' topology, like 4x4")
+        return
+    if not re.match(r"^[0-9]+(x[0-9]+){1,2}$", topology):
+        yield Problem(where, f"{topology!r} isn't a topology", "use one like 4x4 or 2x2x2")
+        return
+    total = 1
+    for side in topology.split("x"):
+        total *= int(side)
+    per_host = quantities.rounded_up(chips)
+    if per_host < 1 or total % per_host:
+        yield Problem(
+            f"{path}.template.spec.containers[0].resources.limits[{names.TPU_RESOURCE}]",
+            f"{chips} chips a host don't divide the {total} of topology {topology}",
+            "use the chips that one host has, usually 4",
+        )
+    elif hosts != total // per_host:
+        yield Problem(
+            f"{path}.numOfHosts",
+            f"{hosts}, while topology {topology} has {total} chips, {per_host} a host",
+            f"use numOfHosts: {total // per_host}",
+        )

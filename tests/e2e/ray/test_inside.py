@@ -1,0 +1,169 @@
+"""What a training function finds on Ray: the right JAX environment, Ray itself, shared storage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep as train
+from e2e.training import elastic_steps, note
+from everstep import ConfigError
+from everstep.control.commands import GroupStarted, RecoveryDecided
+from everstep.jax import JaxTrainer
+from processes import wait_for
+
+from .cluster import LONE, RayCluster, Running, everstep_groups
+
+pytestmark = pytest.mark.timeout(240)
+
+POD = {
+    "JAX_PLATFORMS": "cpu",
+    "MEGASCALE_NUM_SLICES": "3",
+    "MEGASCALE_SLICE_ID": "7",
+    "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9:1",
+    "MEGASCALE_PORT": "1",
+}
+
+
+def see_environment(config: dict[str, Any]) -> None:
+    import jax
+
+    seen = {name: value for name, value in os.environ.items() if name.startswith("MEGASCALE_")}
+    from jax._src import distributed
+
+    note(
+        config,
+        step=1,
+        seen=seen,
+        processes=jax.process_count(),
+        jax=distributed.global_state.coordinator_address,
+    )
+    train.report({"step": 1})
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_the_multi_slice_environment_is_the_live_groups(
+    cluster: RayCluster, tmp_path: Path, slices: int
+) -> None:
+    for number in range(slices):
+        cluster.add_lone_host(f"slice-{number}")
+    run = Running(
+        tmp_path,
+        see_environment,
+        slices,
+        trainer=JaxTrainer,
+        scaling=LONE,
+        worker_runtime_env={"env_vars": POD},
+    )
+    run.wait()
+    notes = {n["rank"]: n for n in run.notes()}
+    assert len(notes) == slices
+    for rank, seen in notes.items():
+        assert seen["processes"] == slices
+        if slices == 1:
+            assert seen["seen"] == {}
+            continue
+        assert seen["seen"]["MEGASCALE_NUM_SLICES"] == "2"
+        assert seen["seen"]["MEGASCALE_SLICE_ID"] == str(rank)
+        address, _, port = seen["seen"]["MEGASCALE_COORDINATOR_ADDRESS"].rpartition(":")
+        assert address == "127.0.0.1"
+        assert port == notes[0]["seen"]["MEGASCALE_PORT"]
+        assert port != seen["jax"].rpartition(":")[2]
+
+
+def use_ray(config: dict[str, Any]) -> str:
+    import ray
+
+    ray.init(address="auto", namespace="test", log_to_driver=False, logging_level="ERROR")
+    counter = ray.get_actor("counter")
+    total = ray.get(counter.add.remote(2))
+    kept = ray.get(ray.put({"total": total}))
+    train.report({"step": 1, **kept})
+    ray.shutdown()
+    return "used"
+
+
+def test_ray_works_inside_a_training_function(cluster: RayCluster, tmp_path: Path) -> None:
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Counter:
+        def __init__(self) -> None:
+            self.total = 40
+
+        def add(self, n: int) -> int:
+            self.total += n
+            return self.total
+
+    counter = Counter.options(name="counter", namespace="test").remote()  # type: ignore[attr-defined]
+    cluster.add_lone_host("slice-0")
+    result = Running(tmp_path, use_ray, 1, scaling=LONE).wait()
+    ray.kill(counter)
+    assert result.return_value == "used"
+    assert result.metrics == {"step": 1, "total": 42}
+
+
+def test_an_agent_that_the_memory_monitor_ends_is_the_loss_of_its_workers_and_no_more(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.add_lone_host("slice-0")
+    cluster.add_lone_host("slice-1")
+    run = Running(tmp_path, elastic_steps, 2, scaling=LONE, max_failures=1)
+    epoch = run.until_training(2)
+    # Ray's monitor sends SIGKILL to the process that it chooses: an actor of ours.
+    from ray._private.state import state
+
+    actors = [
+        a
+        for a in state.actor_table(None).values()
+        if a["State"] == "ALIVE" and a["ActorClassName"] == "HostActor"
+    ]
+    assert len(actors) == 2
+    os.kill(actors[0]["Pid"], signal.SIGKILL)
+    run.until_training(2, epoch)
+    run.finish()
+    assert len(run.records(RecoveryDecided)) == 1
+    assert len(run.records(GroupStarted)) == 2
+
+
+def test_storage_that_the_hosts_do_not_share_is_refused(cluster: RayCluster, tmp_path: Path) -> None:
+    from everstep.errors import EverstepError
+    from everstep.storage import shared
+
+    cluster.add_lone_host("slice-0")
+    real = shared.leave_marker
+    with pytest.MonkeyPatch.context() as patch:
+        # What a host sees of a folder that is another one there: not what the driver wrote.
+        patch.setattr("everstep.driver.run.leave_marker", lambda run: real(run) + "-elsewhere")
+        run = Running(tmp_path, elastic_steps, 1, scaling=LONE)
+        with pytest.raises(EverstepError, match="storage|shared|marker"):
+            run.wait()
+    wait_for(lambda: not everstep_groups(), "that what was reserved is given back")
+
+
+def test_a_ray_client_is_refused_with_the_reason(tmp_path: Path) -> None:
+    script = (
+        "import everstep\n"
+        f"run = everstep.RunConfig(storage_path={str(tmp_path)!r}, name='x')\n"
+        "try:\n"
+        "    everstep.Trainer(lambda: None, run_config=run, engine='ray').fit()\n"
+        "except everstep.errors.ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "RAY_ADDRESS": "ray://127.0.0.1:10001"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ray:// address" in done.stdout, done.stderr
+    assert "ray job submit" in done.stdout
+    assert issubclass(ConfigError, ValueError)

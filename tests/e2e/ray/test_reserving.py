@@ -1,0 +1,117 @@
+"""All slices of a start or none; what others hold is not ours; what is missing is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from e2e.training import elastic_steps
+from everstep import ConfigError, Deadlines, ScalingConfig
+from everstep.control.commands import FailureSeen, GroupStarted, Recovered, Rung, Waiting
+from everstep.control.failures import Kind
+from everstep.engine.ray import cluster as ray_cluster
+from processes import wait_for
+
+from .cluster import LONE, RayCluster, Running, everstep_groups
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def slice_groups() -> dict[str, str]:
+    return {name: state for name, state in everstep_groups().items() if "/demand/" not in name}
+
+
+def demands() -> list[str]:
+    return [name for name, state in everstep_groups().items() if "/demand/" in name and state == "PENDING"]
+
+
+def reservations_that_failed(run: Running) -> list[Any]:
+    return [r for r in run.records(FailureSeen) if r.failure.kind is Kind.RESERVATION]
+
+
+def test_slices_that_are_broken_or_held_by_others_are_no_slices(cluster: RayCluster, tmp_path: Path) -> None:
+    for name in ("slice-0", "slice-1"):
+        cluster.kill_raylet(cluster.add_slice(name)[1])
+    nodes = cluster.add_slice("slice-2")
+    held = hold(nodes, 4)
+    run = Running(tmp_path, elastic_steps, 2)
+    wait_for(lambda: run.records(Waiting), "the wait", 60.0)
+    message = run.records(Waiting)[0].message
+    assert "slice-2: not whole (in use by others:" in message
+    assert "whole," not in message
+    remove_placement_group(held)
+    run.until_training(2)
+    assert [name.rpartition("/")[2] for name in slice_groups()] == ["slice-2"]
+    run.finish()
+
+
+def look_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray says of free resources lags behind: from here on it is as if nobody held anything."""
+    monkeypatch.setattr(ray_cluster, "available", lambda: {n.id: dict(n.total) for n in ray_cluster.nodes()})
+
+
+def hold(nodes: list[str], chips: int) -> PlacementGroup:
+    """Somebody else's reservation."""
+    labels = [{"ray.io/node-id": node} for node in nodes]
+    held = placement_group([{"TPU": chips}] * len(nodes), bundle_label_selector=labels)
+    assert held.wait(30)
+    return held
+
+
+def test_a_reservation_that_can_not_be_met_is_retried_until_it_can_and_leaves_nothing_in_between(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = cluster.add_slice("slice-0")
+    held = hold(nodes[1:], 4)
+    look_away(monkeypatch)
+    run = Running(tmp_path, elastic_steps, 2, deadlines=Deadlines(reserve_s=6.0, backoff_first_s=0.5))
+    wait_for(lambda: reservations_that_failed(run), "a failed reservation", 60.0)
+    wait_for(lambda: not slice_groups(), "that it was given back")
+    remove_placement_group(held)
+    run.until_training(2)
+    run.finish()
+    assert len(run.records(GroupStarted)) == 1
+
+
+def test_growth_that_can_not_be_reserved_leaves_the_training_alone(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_lone_host("slice-0")
+    held = hold([cluster.add_lone_host("slice-1")], 8)
+    run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE, deadlines=Deadlines(reserve_s=6.0))
+    run.until_training(1)
+    look_away(monkeypatch)
+    wait_for(lambda: any("slice-1" in name for name in slice_groups()), "an attempt", 60.0)
+    wait_for(lambda: not any("slice-1" in name for name in slice_groups()), "its end", 60.0)
+    run.until_steps(20)
+    assert len(run.records(GroupStarted)) == 1
+    remove_placement_group(held)
+    run.until_training(2)
+    run.finish()
+    assert [r.steps_lost for r in run.records(Recovered) if r.rung is Rung.RESIZE] == [0]
+
+
+def test_two_runs_ask_for_capacity_side_by_side_and_withdraw_it_at_the_end(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.add_lone_host("slice-0")
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    one = Running(folders[0], elastic_steps, (1, 2), scaling=LONE)
+    one.until_training(1)
+    wait_for(lambda: len(demands()) == 1, "what it still wants")
+    two = Running(folders[1], elastic_steps, 1, scaling=LONE)
+    wait_for(lambda: len(demands()) == 2, "what the other wants, too")
+    one.finish()
+    two.until_training(1)
+    wait_for(lambda: not demands(), "that nothing is wanted any more")
+    two.finish()
+
+
+def test_a_topology_that_there_is_none_of_fails_at_once() -> None:
+    with pytest.raises(ConfigError, match="topology"):
+        ScalingConfig(use_tpu=True, topology="3x5", accelerator_type="TPU-V6E", num_workers=2)

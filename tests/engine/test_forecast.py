@@ -1,0 +1,170 @@
+"""Forecasts: every second of every host is accounted for, and the figures are what arithmetic says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everstep.engine.sim.forecast.answer import Answer, advise, ask, best_interval_s
+from everstep.engine.sim.forecast.ledger import Category
+from everstep.engine.sim.forecast.outages import TraceError, load_trace, read_trace, with_notices
+from everstep.engine.sim.forecast.plot import PlotUnavailable, plot
+from everstep.engine.sim.forecast.presets import PRESETS
+from everstep.engine.sim.forecast.question import EVERSTEP, FULL_RESTART, POLICIES, Policy, Question
+
+QUIET = Question(slices=8, days=1.0, mtbf_h=None, checkpoint_every_s=600.0, checkpoint_cost_s=6.0)
+BUSY = Question(slices=8, hosts_per_slice=2, spares=1, days=10.0, mtbf_h=300.0, repair_h=6.0, seed=3)
+
+
+def trace(tmp_path: Path, *lines: str) -> str:
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
+
+
+def change(question: Question, **changes: object) -> Question:
+    return msgspec.structs.replace(question, **changes)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda policy: policy.name)
+@pytest.mark.parametrize(
+    "question",
+    [
+        QUIET,
+        BUSY,
+        change(BUSY, min_slices=4),
+        change(BUSY, replica_groups=True),
+        change(BUSY, replica_groups=True, min_slices=4),
+        change(BUSY, spares=0, host_share=1.0),
+        change(BUSY, host_share=0.0),
+        PRESETS["bamboo-p3"].question,
+    ],
+    ids=["quiet", "fixed", "elastic", "groups", "elastic groups", "no spares", "crashes", "trace"],
+)
+def test_every_second_of_every_host_is_in_one_category(question: Question, policy: Policy) -> None:
+    answer = ask(question, policy)
+    assert sum(answer.shares.values()) == pytest.approx(1.0, abs=1e-9)
+    assert all(share >= 0.0 for share in answer.shares.values())
+    assert sum(answer.host_hours.values()) == pytest.approx(question.hosts * question.days * 24)
+    for piece in answer.pieces:
+        assert sum(piece.values()) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_without_failures_goodput_is_what_checkpoints_leave() -> None:
+    answer = ask(QUIET, EVERSTEP)
+    assert answer.goodput == pytest.approx(600.0 / 606.0, abs=1e-3)
+    assert answer.shares["checkpoint stall"] == pytest.approx(6.0 / 606.0, abs=1e-3)
+    assert answer.restarts == {"first start": 1}
+    assert answer.steps_lost == 0
+
+
+def test_a_lost_host_costs_what_was_not_saved_and_the_recovery(tmp_path: Path) -> None:
+    lines = [f"0,add,node{i}" for i in range(5)]
+    question = change(QUIET, slices=4, days=0.1, trace=trace(tmp_path, *lines, "3000000,remove,node2"))
+    answer = ask(question, EVERSTEP)
+    start = EVERSTEP.phases.prepare_s + EVERSTEP.phases.start_s + EVERSTEP.phases.restore_s + 0.01
+    lost_s = (3000.0 - start) % 606.0
+    assert answer.host_failures == 1
+    assert answer.restarts == {"first start": 1, "replace the lost hosts": 1}
+    assert answer.steps_lost == pytest.approx(lost_s, abs=0.1)
+    assert answer.shares["redo"] * question.seconds == pytest.approx(lost_s, abs=0.1)
+    assert answer.recovery_s == pytest.approx(1.5 + 0.022 + 0.01 + 2.2 + 0.07 + 0.062, abs=0.01)
+
+
+def test_a_notice_saves_the_steps_that_a_loss_costs(tmp_path: Path) -> None:
+    lines = [f"0,add,node{i}" for i in range(5)]
+    question = change(
+        QUIET, slices=4, days=0.1, notice_s=120.0, trace=trace(tmp_path, *lines, "3000000,remove,node2")
+    )
+    told, untold = ask(question, EVERSTEP), ask(question, FULL_RESTART)
+    assert told.steps_lost < 2
+    assert untold.steps_lost > 100
+    assert told.goodput > untold.goodput
+
+
+def test_with_replica_groups_the_others_never_stop(tmp_path: Path) -> None:
+    lines = [f"0,add,node{i}" for i in range(5)]
+    question = change(QUIET, slices=4, days=0.1, trace=trace(tmp_path, *lines, "3000000,remove,node2"))
+    alone = ask(question, EVERSTEP)
+    groups = ask(change(question, replica_groups=True), EVERSTEP)
+    assert groups.restarts == {"first start": 1, "replace the failed replica groups": 1}
+    assert groups.steps_lost == 0
+    assert groups.goodput > alone.goodput
+
+
+def test_spares_and_elasticity_save_waiting() -> None:
+    none = change(BUSY, spares=0)
+    waiting = Category.WAITING.value
+    assert ask(change(BUSY, spares=3), EVERSTEP).shares[waiting] < ask(none, EVERSTEP).shares[waiting]
+    assert ask(change(none, min_slices=4), EVERSTEP).goodput > ask(none, EVERSTEP).goodput
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert ask(BUSY, EVERSTEP) == ask(BUSY, EVERSTEP)
+    assert ask(BUSY, EVERSTEP) != ask(change(BUSY, seed=4), EVERSTEP)
+
+
+def test_what_is_advised_helps_when_it_is_done() -> None:
+    question = change(BUSY, spares=0, checkpoint_every_s=7200.0)
+    answer = ask(question, EVERSTEP)
+    advice = advise(question, EVERSTEP, answer)
+    assert {one.change.split()[0] for one in advice} >= {"--checkpoint-every-s", "--spares", "--min-slices"}
+    assert [one.gain for one in advice] == sorted((one.gain for one in advice), reverse=True)
+    interval = best_interval_s(question, answer)
+    assert interval is not None
+    better = ask(change(question, checkpoint_every_s=float(f"{interval:.2g}")), EVERSTEP)
+    gain = next(one.gain for one in advice if one.change.startswith("--checkpoint"))
+    assert better.goodput == pytest.approx(answer.goodput + gain)
+
+
+# ---------------------------------------------------------------------- traces
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["0,add"], "line 1: expected 'milliseconds,add|remove,node', got '0,add'"),
+        (["0,add,a", "x,remove,a"], "line 2: expected"),
+        (["0,vanish,a"], "got '0,vanish,a'"),
+        (["5,add,a", "1,add,b"], "line 2: its time is before that of the line above"),
+        ([], "is empty"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_refused_with_its_line(lines: list[str], told: str) -> None:
+    with pytest.raises(TraceError, match=".*" + told.replace("|", r"\|").replace(".", r"\.")):
+        read_trace(lines, "t.csv")
+
+
+def test_notices_come_before_their_loss_and_not_before_their_host() -> None:
+    outages = with_notices(read_trace(["0,add,a", "500000,add,b", "550000,remove,b"], "t"), 120.0)
+    assert [(o.at, o.kind, o.host) for o in outages if o.kind == "notice"] == [(500.0, "notice", "b")]
+
+
+def test_the_trace_that_is_shipped_can_be_read_and_has_its_licence() -> None:
+    from everstep.engine.sim.forecast.outages import TRACES
+
+    assert len(load_trace("bamboo-ec2-p3")) == 344
+    assert "MIT License" in (TRACES / "bamboo-ec2-p3.LICENSE.txt").read_text()
+
+
+# ---------------------------------------------------------------------- the picture
+
+
+def answers() -> list[Answer]:
+    return [ask(QUIET, policy) for policy in POLICIES.values()]
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    plot(QUIET, answers(), tmp_path / "out.png", "a title")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_picture_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotUnavailable, match=r"pip install 'everstep\[plot\]'"):
+        plot(QUIET, answers(), tmp_path / "out.png", "a title")

@@ -1,0 +1,29 @@
+"""A real API server for all of these tests, and an operator in a process of its own for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from everstep.testing.kube import ApiServer, NoApiServer, find_programs
+
+try:
+    # Found before the tests get a cache of their own.
+    os.environ["KUBEBUILDER_ASSETS"] = str(find_programs())
+    MISSING = ""
+except NoApiServer as error:
+    MISSING = str(error)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ApiServer]:
+    if MISSING:
+        assert not os.environ.get("EVERSTEP_CI"), MISSING
+        pytest.skip(MISSING)
+    from kube.live import install
+
+    with ApiServer() as server:
+        install(server)
+        yield server

@@ -1,0 +1,224 @@
+"""Hands for tests against the real API server: what a user, a kubelet and a killer would do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from everstep.kube.crd import custom_resource_definition
+from everstep.testing.kube import ApiServer
+from processes import wait_for
+
+MERGE = "application/merge-patch+json"
+_NUMBERS = itertools.count(1)
+
+
+def install(server: ApiServer) -> None:
+    server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
+    server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+
+
+class Namespace:
+    """A namespace of one test, and what it does there."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.name = f"test-{next(_NUMBERS)}"
+        server.kubectl("create", "namespace", self.name)
+
+    def apply(self, manifest: dict[str, Any], check: bool = True) -> str:
+        return self.server.kubectl(
+            "-n", self.name, "apply", "-f", "-", stdin=json.dumps(manifest), check=check
+        )
+
+    def get(self, kind: str, name: str = "", group: str = "/api/v1") -> Any:
+        path = f"{group}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
+        return self.server.request("GET", path)
+
+    def pods(self, **labels: object) -> list[dict[str, Any]]:
+        """Those that aren't leaving, by index."""
+        keys = {
+            "index": "ray.io/worker-group-replica-index",
+            "group": "ray.io/group",
+            "host": "ray.io/replica-host-index",
+        }
+        found = [
+            pod
+            for pod in self.get("pods")["items"]
+            if "deletionTimestamp" not in pod["metadata"]
+            and all(pod["metadata"]["labels"].get(keys.get(k, k)) == str(v) for k, v in labels.items())
+        ]
+        return sorted(
+            found,
+            key=lambda p: (
+                p["metadata"]["labels"].get("ray.io/cluster", ""),
+                p["metadata"]["labels"].get("ray.io/group", ""),
+                int(p["metadata"]["labels"].get(keys["index"], -1)),
+                int(p["metadata"]["labels"].get(keys["host"], -1)),
+            ),
+        )
+
+    def workers(self, **labels: object) -> list[dict[str, Any]]:
+        return [p for p in self.pods(**labels) if p["metadata"]["labels"]["ray.io/node-type"] == "worker"]
+
+    def places(self, group: str | None = None) -> list[tuple[int, int]]:
+        return [
+            (
+                int(p["metadata"]["labels"]["ray.io/worker-group-replica-index"]),
+                int(p["metadata"]["labels"]["ray.io/replica-host-index"]),
+            )
+            for p in self.workers(**({"group": group} if group else {}))
+        ]
+
+    def uids(self, **labels: object) -> set[str]:
+        return {p["metadata"]["uid"] for p in self.workers(**labels)}
+
+    def anew(self, count: int, gone: set[str]) -> bool:
+        """In one look: so many workers, and none of those."""
+        now = self.uids()
+        return len(now) == count and not now & gone
+
+    def cluster(self, name: str = "demo") -> dict[str, Any]:
+        found: dict[str, Any] = self.get("rayclusters", name, "/apis/ray.io/v1")
+        return found
+
+    def status(self, name: str = "demo") -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster(name).get("status") or {}
+        return found
+
+    def condition(self, kind: str, name: str = "demo") -> dict[str, Any]:
+        return next((c for c in self.status(name).get("conditions") or () if c["type"] == kind), {})
+
+    def patch(self, change: dict[str, Any], name: str = "demo") -> None:
+        path = f"/apis/ray.io/v1/namespaces/{self.name}/rayclusters/{name}"
+        self.server.request("PATCH", path, change, MERGE)
+
+    def patch_group(self, index: int = 0, name: str = "demo", **fields: Any) -> None:
+        groups = self.cluster(name)["spec"]["workerGroupSpecs"]
+        groups[index].update(fields)
+        self.patch({"spec": {"workerGroupSpecs": groups}}, name)
+
+    def delete_pod(self, pod: dict[str, Any]) -> None:
+        self.server.request("DELETE", f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}")
+
+    # What a scheduler and a kubelet do.
+
+    def bind(self, pod: dict[str, Any], node: str = "node-1") -> None:
+        self.server.request(
+            "POST",
+            f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}/binding",
+            {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": pod["metadata"]["name"]},
+                "target": {"name": node},
+            },
+        )
+
+    def say(self, pod: dict[str, Any], **status: Any) -> None:
+        path = f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}/status"
+        self.server.request("PATCH", path, {"status": status}, MERGE)
+
+    def run(self, *pods: dict[str, Any]) -> None:
+        """They run, and are ready."""
+        for pod in pods:
+            if not pod["spec"].get("nodeName"):
+                self.bind(pod)
+            self.say(
+                pod,
+                phase="Running",
+                conditions=[{"type": "Ready", "status": "True"}],
+                containerStatuses=[container(pod, restarts=0)],
+            )
+
+    def end(self, pod: dict[str, Any]) -> None:
+        """The kubelet has ended it: it is gone."""
+        path = f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}"
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.server.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+    def end_leaving(self, keep: Sequence[str] = ()) -> None:
+        for pod in self.get("pods")["items"]:
+            if "deletionTimestamp" in pod["metadata"] and pod["metadata"]["name"] not in keep:
+                self.end(pod)
+
+    def see(self, condition: Callable[[], object], what: str, kubelet: bool = False) -> None:
+        """Wait until it is so, ending meanwhile what is told to leave if there is a kubelet."""
+
+        def look() -> object:
+            if kubelet:
+                self.end_leaving()
+            return condition()
+
+        wait_for(look, what, 60.0)
+
+
+def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str, Any]:
+    first = pod["spec"]["containers"][0]
+    return {
+        "name": first["name"],
+        "image": first["image"],
+        "imageID": "",
+        "ready": not state,
+        "restartCount": restarts,
+        "state": state or {"running": {}},
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class OperatorProcess:
+    """``everstep operator run``, in a process of its own."""
+
+    def __init__(self, kubeconfig: Path | str, *arguments: str, log: Path) -> None:
+        self.log = log
+        self._arguments = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "-v"]
+        self._arguments += ["--kubeconfig", str(kubeconfig), *arguments]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> OperatorProcess:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(self._arguments, stdout=out, stderr=out, env={**os.environ})
+        return self
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
+
+
+@contextlib.contextmanager
+def operating(server: ApiServer, tmp_path: Path, *arguments: str) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess(server.kubeconfig, *arguments, log=tmp_path / "operator.log").start()
+    try:
+        wait_for(
+            lambda: operator.said("looking after RayClusters"),
+            f"the operator: {operator.log.read_text()}",
+            60.0,
+        )
+        yield operator
+    finally:
+        operator.stop()

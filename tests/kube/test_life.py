@@ -1,0 +1,298 @@
+"""Operators that are killed, doubled, frozen and locked out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.kube.crd import custom_resource_definition
+from everstep.testing.kube import ApiServer
+from kube.killer import Killer, QuickOperator, warm
+from kube.live import Namespace, OperatorProcess, operating
+from kube.test_slices import cluster
+from kube.world import group, template
+from processes import wait_for
+
+WHOLE = [(i, h) for i in range(2) for h in range(2)]
+
+
+@pytest.fixture
+def space(server: ApiServer) -> Namespace:
+    return Namespace(server)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    with warm():
+        yield
+
+
+@pytest.fixture
+def killer(server: ApiServer, tmp_path: Path) -> Iterator[Killer]:
+    with Killer(server, tmp_path).serving() as serving:
+        yield serving
+
+
+def is_as_it_should_be(space: Namespace, name: str) -> bool:
+    pods = [p for p in space.get("pods")["items"] if p["metadata"]["labels"]["ray.io/cluster"] == name]
+    places = sorted(
+        (
+            int(p["metadata"]["labels"]["ray.io/worker-group-replica-index"]),
+            int(p["metadata"]["labels"]["ray.io/replica-host-index"]),
+        )
+        for p in pods
+        if p["metadata"]["labels"]["ray.io/node-type"] == "worker"
+    )
+    heads = [p for p in pods if p["metadata"]["labels"]["ray.io/node-type"] == "head"]
+    services = {s["metadata"]["name"] for s in space.get("services")["items"]}
+    said = space.status(name).get("groups", [{}])[0]
+    return (
+        places == WHOLE
+        and len(heads) == 1
+        and {f"{name}-head-svc", f"{name}-headless"} <= services
+        and len({p["metadata"]["labels"].get("ray.io/worker-group-replica-name") for p in pods}) == 3
+        and [r["state"] for r in said.get("replicas", ())] == ["Pending", "Pending"]
+    )
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before it is passed on", "before it is answered"])
+@pytest.mark.parametrize("healing", [False, True], ids=["creating", "healing"])
+def test_killed_at_any_call_the_next_operator_gets_to_the_same_end(
+    space: Namespace, killer: Killer, tmp_path: Path, answered: bool, healing: bool
+) -> None:
+    log = tmp_path / "operators.log"
+    call = 0
+    while True:
+        call += 1
+        name = f"c{call}" if not healing else "demo"
+        if not healing or call == 1:
+            space.apply(cluster(group("a", 2, 2), name=name))
+        if healing and call == 1:
+            first = QuickOperator(space.server.kubeconfig, space.name, log)
+            space.see(lambda: is_as_it_should_be(space, "demo"), "a cluster to break")
+            first.stop()
+        if healing:
+            space.delete_pod(space.workers(index=call % 2)[0])
+        killer.aim(call, answered)
+        victim = QuickOperator(killer.kubeconfig, space.name, log)
+        killer.at(victim.process.pid)
+        done = partial(is_as_it_should_be, space, name)
+        space.see(lambda: killer.killed.is_set() or done(), f"call {call}, or the end")  # noqa: B023
+        if not killer.killed.is_set():
+            victim.stop()
+            break
+        victim.process.join(20)
+        heir = QuickOperator(space.server.kubeconfig, space.name, log)
+        space.see(done, f"the end, after call {call}: {killer.calls[-1]}")
+        heir.stop()
+        if not healing:
+            space.server.kubectl(
+                "-n", space.name, "delete", "raycluster,pods,services", "--all", "--wait=false"
+            )
+            space.see(lambda: not space.get("pods")["items"], "a clean slate")
+    assert call > (9 if healing else 14), f"there were fewer calls than there must be: {killer.calls}"
+
+
+def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
+    space: Namespace, tmp_path: Path
+) -> None:
+    with operating(space.server, tmp_path, "--namespace", space.name) as first:
+        second = OperatorProcess(
+            space.server.kubeconfig, "-n", space.name, log=tmp_path / "second.log"
+        ).start()
+        try:
+            wait_for(lambda: second.said("waiting for the lease"), "the second to wait")
+            space.apply(cluster(group(replicas=1)))
+            space.see(lambda: len(space.workers()) == 4, "the first to work")
+            first.kill()
+            space.delete_pod(space.workers()[0])
+            gone = space.uids()
+            space.see(lambda: space.anew(4, gone), "the second to work")
+            assert second.said("holding the lease")
+        finally:
+            assert second.stop() == 0
+
+
+def test_an_operator_that_slept_through_its_lease_writes_nothing_more(
+    space: Namespace, tmp_path: Path
+) -> None:
+    short = ("--namespace", space.name, "--lease-seconds", "3")
+    with operating(space.server, tmp_path, *short) as first:
+        assert first.process is not None
+        space.apply(cluster(group(replicas=1)))
+        space.see(lambda: len(space.workers()) == 4, "the first to work")
+        first.process.send_signal(signal.SIGSTOP)
+        second = OperatorProcess(space.server.kubeconfig, *short, log=tmp_path / "second.log").start()
+        try:
+            wait_for(lambda: second.said("holding the lease"), "the second to take over", 60.0)
+            space.delete_pod(space.workers()[0])
+            space.see(lambda: len(space.workers()) == 4, "the second to work")
+            kept = space.uids()
+            first.process.send_signal(signal.SIGCONT)
+            assert first.process.wait(30) == 1
+            assert first.said("so that there is one operator")
+            assert space.uids() == kept
+        finally:
+            first.process.send_signal(signal.SIGCONT)
+            second.stop()
+
+
+def everstep(*arguments: str, kubeconfig: Path | str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "everstep.cli.main",
+        "operator",
+        *arguments,
+        "--kubeconfig",
+        str(kubeconfig),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+
+
+def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Path) -> None:
+    space = Namespace(server)
+    home = f"{space.name}-home"
+    made = everstep(
+        "manifests", "--image", "x", "--home", home, "-n", space.name, kubeconfig=server.kubeconfig
+    )
+    assert made.returncode == 0, made.stderr
+    server.kubectl("apply", "-f", "-", stdin=made.stdout)
+    token = server.request(
+        "POST",
+        f"/api/v1/namespaces/{home}/serviceaccounts/everstep-operator/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+    )["status"]["token"]
+    config = json.loads(server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    theirs = tmp_path / "kubeconfig"
+    theirs.touch(mode=0o600)
+    theirs.write_text(json.dumps(config))
+    operator = OperatorProcess(theirs, "--namespace", space.name, log=tmp_path / "operator.log").start()
+    try:
+        wait_for(lambda: operator.said("looking after"), "the operator")
+        scaled = group(replicas=1, hosts=2, rayStartParams={"num-cpus": "1"})
+        head = {"template": template(), "rayStartParams": {"num-cpus": "1"}}
+        space.apply(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
+        space.see(lambda: len(space.pods()) == 3, f"its Pods: {operator.log.read_text()}")
+        gone = space.uids()
+        space.delete_pod(space.workers()[0])
+        space.see(lambda: space.anew(2, gone), "a heal")
+        space.see(lambda: space.status().get("slices") == "0/1", "a status")
+        roles = space.get("roles", group="/apis/rbac.authorization.k8s.io/v1")["items"]
+        assert {r["metadata"]["name"] for r in roles} == {"demo", "everstep-operator"}
+        assert not operator.said("forbidden"), operator.log.read_text()
+    finally:
+        operator.stop()
+        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator")
+
+
+def kuberay(namespace: str, *arguments: str, replicas: int = 1) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": "kuberay-operator"}
+    container = {"name": "kuberay-operator", "image": "kuberay/operator", "args": list(arguments)}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "kuberay-operator", "namespace": namespace, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    }
+
+
+def test_it_never_fights_kuberay(tmp_path: Path) -> None:
+    with ApiServer() as server:
+        # There is none: it says how to get one.
+        refused = everstep("run", kubeconfig=server.kubeconfig)
+        assert refused.returncode == 2
+        assert "everstep operator manifests --crd-only | kubectl apply -f -" in refused.stderr
+        made = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig)
+        assert json.loads(made.stdout)["items"] == [custom_resource_definition()]
+
+        # KubeRay's is there: it isn't written over unless that is said.
+        foreign = custom_resource_definition()
+        foreign["metadata"]["labels"] = {}
+        foreign["metadata"]["annotations"] = {"controller-gen.kubebuilder.io/version": "v0.16.0"}
+        # As in KubeRay's, what its schema doesn't know in the status is pruned.
+        version = foreign["spec"]["versions"][0]
+        status = version["schema"]["openAPIV3Schema"]["properties"]["status"]
+        del status["x-kubernetes-preserve-unknown-fields"]
+        del status["properties"]["groups"]
+        del status["properties"]["slices"]
+        version["additionalPrinterColumns"] = []
+        server.kubectl("apply", "-f", "-", stdin=json.dumps(foreign))
+        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+        only = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig)
+        assert only.returncode == 1
+        assert "KubeRay's" in only.stderr
+        assert "--replace-crd" in only.stderr
+        some = everstep("manifests", "--image", "x", kubeconfig=server.kubeconfig)
+        kinds = [item["kind"] for item in json.loads(some.stdout)["items"]]
+        assert "CustomResourceDefinition" not in kinds
+        assert "Deployment" in kinds
+        forced = everstep("manifests", "--crd-only", "--replace-crd", kubeconfig=server.kubeconfig)
+        assert [i["kind"] for i in json.loads(forced.stdout)["items"]] == ["CustomResourceDefinition"]
+
+        # KubeRay's operator is there: it watches everything, then something else, then nothing.
+        space = Namespace(server)
+        server.kubectl("apply", "-f", "-", stdin=json.dumps(kuberay("default")))
+        for arguments in ((), ("--namespace", space.name)):
+            refused = everstep("run", *arguments, kubeconfig=server.kubeconfig)
+            assert refused.returncode == 2
+            assert "default/kuberay-operator" in refused.stderr
+            assert "--replicas=0" in refused.stderr
+        server.kubectl("apply", "-f", "-", stdin=json.dumps(kuberay("default", "--watch-namespace", "a,b")))
+        refused = everstep("run", "--namespace", "b", kubeconfig=server.kubeconfig)
+        assert refused.returncode == 2
+        with operating(server, tmp_path, "--namespace", space.name):
+            space.apply(cluster(group(replicas=1)))
+            space.see(lambda: len(space.workers()) == 4, "slices beside KubeRay's definition")
+            space.delete_pod(space.workers()[0])
+            space.see(
+                lambda: "ReplicaReplaced" in server.kubectl("-n", space.name, "get", "events"), "a heal"
+            )
+            space.see(lambda: len(space.workers()) == 4, "four again")
+            written = [c for c in server.calls() if c["verb"] == "patch"]
+            assert len(written) < 8, "what the definition doesn't keep isn't written again and again"
+        server.kubectl("apply", "-f", "-", stdin=json.dumps(kuberay("default", replicas=0)))
+        with operating(server, tmp_path):
+            pass
+
+
+def test_a_heal_is_a_handful_of_calls_and_peace_is_none(space: Namespace, tmp_path: Path) -> None:
+    with operating(space.server, tmp_path, "--namespace", space.name):
+        space.apply(cluster())
+        space.see(lambda: len(space.workers()) == 12, "3 replicas")
+        space.run(*space.pods())
+        space.see(lambda: space.status().get("slices") == "3/3", "all ready")
+
+        def calls() -> list[tuple[str, str]]:
+            return [
+                (c["verb"], c["objectRef"]["resource"])
+                for c in space.server.calls()
+                if c.get("objectRef", {}).get("namespace") == space.name
+                and c["objectRef"]["resource"] != "leases"
+            ]
+
+        before = len(calls())
+        gone = space.uids(index=1)
+        space.say(space.workers(index=1)[0], phase="Failed")
+        space.see(lambda: space.anew(12, gone), "a heal", kubelet=True)
+        space.see(lambda: space.status()["groups"][0]["replicas"][0]["state"] == "Pending", "a status")
+        made = calls()[before:]
+        assert made.count(("delete", "pods")) == 4
+        assert made.count(("create", "pods")) == 4
+        assert made.count(("create", "events")) == 1
+        assert len(made) - 9 == made.count(("patch", "rayclusters"))
+        assert made.count(("patch", "rayclusters")) <= 5

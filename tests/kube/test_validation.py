@@ -1,0 +1,94 @@
+"""Bad specs are refused with the field's path and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.kube.validation import problems, unsupported
+from everstep.testing.kube import ApiServer
+from kube.bad import BAD, BY_SCHEMA, bad, good
+from kube.live import Namespace, free_port, operating
+from kube.world import group, manifest
+
+
+def test_a_good_one_has_no_problems() -> None:
+    assert problems(good()) == []
+    assert unsupported(good()) == []
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_each_problem_has_its_path_and_a_remedy(what: str) -> None:
+    raw, path, remedy = bad(what)
+    found = problems(raw)
+    assert [p for p in found if path in p.path and remedy in p.remedy], found
+
+
+def test_who_is_in_charge_cant_change() -> None:
+    raw = good()
+    raw["spec"]["managedBy"] = "everstep.dev/operator"
+    assert [p.path for p in problems(raw, good())] == ["spec.managedBy"]
+
+
+def test_fields_that_ask_for_what_is_anyway_are_not_named() -> None:
+    raw = manifest(group(), upgradeStrategy={"type": "None"}, authOptions={"mode": "disabled"})
+    assert unsupported(raw) == []
+    raw["spec"]["upgradeStrategy"]["type"] = "Recreate"
+    assert unsupported(raw) == ["spec.upgradeStrategy"]
+
+
+@pytest.fixture(scope="module")
+def validated(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    space = Namespace(server)
+    port = free_port()
+    folder: Path = tmp_path_factory.mktemp("operator")
+    url = f"https://127.0.0.1:{port}/validate"
+    arguments = ("--namespace", space.name, "--webhook-url", url, "--webhook-port", str(port))
+    try:
+        with operating(server, folder, *arguments):
+            yield space
+    finally:
+        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator", "--ignore-not-found")
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_kubectl_apply_is_refused_with_the_path_and_a_remedy(validated: Namespace, what: str) -> None:
+    raw, path, remedy = bad(what)
+    said = validated.apply(raw, check=False)
+    if what in BY_SCHEMA:
+        field = path.rpartition(".")[2]
+        assert field in said
+        assert "invalid" in said.lower() or "missing" in said.lower(), said
+    else:
+        assert path in said
+        assert remedy in said
+    assert not validated.get("rayclusters", group="/apis/ray.io/v1")["items"]
+
+
+def test_a_good_one_passes_and_is_told_what_is_ignored(validated: Namespace) -> None:
+    raw = good()
+    raw["spec"]["suspend"] = True
+    raw["spec"]["networkPolicy"] = {"mode": "DenyAll"}
+    said = validated.apply(raw, check=False)
+    assert "spec.networkPolicy" in said
+    validated.server.kubectl("-n", validated.name, "delete", "raycluster", "demo")
+
+
+def test_without_a_webhook_a_bad_one_is_left_alone_and_its_status_says_why(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    space = Namespace(server)
+    raw, path, remedy = bad("hosts that don't fit the topology")
+    with operating(server, tmp_path, "--namespace", space.name):
+        space.apply(raw)
+        space.see(lambda: space.condition("InvalidSpec").get("status") == "True", "the condition")
+        message = space.condition("InvalidSpec")["message"]
+        assert path in message
+        assert remedy in message
+        assert not space.pods()
+        # Put right, it runs.
+        space.patch_group(numOfHosts=4)
+        space.see(lambda: len(space.places()) == 12, "its Pods")
+        assert space.condition("InvalidSpec")["status"] == "False"
