@@ -58,10 +58,12 @@ def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, workers: Any, 
     import everstep
     from everstep import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from everstep.control.deadlines import Deadlines
-    from everstep.torch import TorchTrainer
+    from everstep.torch import TorchftConfig, TorchTrainer
 
+    more = {"torch_config": TorchftConfig({"min_replicas": 1}, backend="gloo")} if order["torchft"] else {}
     trainer = (TorchTrainer if order["torch"] else everstep.Trainer)(
         loop,
+        **more,
         train_loop_config=order["config"],
         scaling_config=ScalingConfig(num_workers=workers),
         engine=engine,
@@ -84,6 +86,7 @@ def _ray(loop: Any, order: dict[str, Any], folder: Path) -> None:
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.train.v2.torch.torchft_config import TorchftConfig
 
     ray.init(
         num_cpus=2 * order["workers"],
@@ -93,9 +96,11 @@ def _ray(loop: Any, order: dict[str, Any], folder: Path) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=order["ray_folder"],
     )
+    more = {"torch_config": TorchftConfig({"min_replicas": 1}, backend="gloo")} if order["torchft"] else {}
     try:
         trainer = (TorchTrainer if order["torch"] else DataParallelTrainer)(
             loop,
+            **more,
             train_loop_config=order["config"],
             scaling_config=ScalingConfig(num_workers=order["workers"]),
             run_config=RunConfig(

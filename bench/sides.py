@@ -54,6 +54,7 @@ class Drive:
         torch: Whether they are a torch process group.
         nodes: Of a Ray cluster that Everstep runs on; 0: on this machine alone.
         elastic: Half of the workers are enough.
+        torchft: Whether each is a replica group over torchft.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Drive:
         torch: bool = True,
         nodes: int = 0,
         elastic: bool = False,
+        torchft: bool = False,
     ) -> None:
         self.side = side
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -80,6 +82,7 @@ class Drive:
             "torch": torch,
             "nodes": nodes,
             "elastic": elastic,
+            "torchft": torchft,
             "config": {**config, "folder": str(self.folder)},
         }
         with (self.folder / "driver.log").open("wb") as log:

@@ -41,6 +41,11 @@ class Attempt:
             head = file.read(_RECORD.size)
         return _RECORD.unpack(head) if len(head) == _RECORD.size else None
 
+    def times(self) -> list[float]:
+        """When its steps were."""
+        data = self.path.read_bytes()
+        return [when for when, _ in _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])]
+
     def last(self) -> tuple[float, int] | None:
         data = self.path.read_bytes()
         whole = len(data) // _RECORD.size

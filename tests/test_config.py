@@ -23,6 +23,8 @@ from everstep import (
     UserCallback,
 )
 from everstep.config import override_from_environment
+from everstep.jax import JaxTrainer
+from everstep.torch import TorchftConfig, TorchTrainer
 
 TPU = {"use_tpu": True, "topology": "4x4", "accelerator_type": "TPU-V6E", "num_workers": 4}
 
@@ -136,7 +138,6 @@ def test_a_bad_value_is_answered_with_its_field_and_a_remedy(kind, arguments, fi
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"replica_group_size": 2, "num_workers": 4},
         {"placement_strategy": "STRICT_SPREAD"},
     ],
 )
@@ -349,3 +350,38 @@ def test_any_name_that_is_accepted_is_one_part_of_a_path(name):
         assert error.field == "RunConfig.name"
     else:
         assert Path("/runs", name).parent == Path("/runs")
+
+
+def test_torchft_config_takes_what_ray_trains_takes_and_answers_what_it_cannot_serve():
+    config = TorchftConfig({"min_replicas": 2}, backend="gloo")
+    assert (config.lighthouse_kwargs, config.backend, config.replica_group_size) == (
+        {"min_replicas": 2},
+        "gloo",
+        1,
+    )
+    for wrong, hint in (
+        ({"lighthouse_kwargs": {"bind": "[::]:1"}}, "elsewhere"),
+        ({"lighthouse_kwargs": {"min_replica": 1}}, "min_replicas"),
+        ({"lighthouse_kwargs": {"min_replicas": 0}}, "at least 1"),
+        ({"replica_group_size": 0}, "at least 1"),
+        ({"max_replica_failures": -2}, "at least -1"),
+    ):
+        with pytest.raises(ConfigError, match=hint):
+            TorchftConfig(**wrong)
+
+
+def test_what_torchft_config_says_of_groups_and_what_scaling_config_says_fit_together():
+    def scaling(num_workers, config, **more):
+        given = ScalingConfig(num_workers=num_workers, **more)
+        return TorchTrainer(lambda: None, scaling_config=given, torch_config=config).scaling_config
+
+    assert scaling(4, TorchftConfig(replica_group_size=2)).replica_group_size == 2
+    assert scaling(4, TorchftConfig(min_replica_groups=3)).num_workers == (3, 4)
+    with pytest.raises(ConfigError, match="Give it once"):
+        scaling(4, TorchftConfig(replica_group_size=2), replica_group_size=4)
+    with pytest.raises(ConfigError, match="fewest workers once"):
+        scaling((2, 4), TorchftConfig(min_replica_groups=3))
+    with pytest.raises(ConfigError, match="multiple"):
+        scaling(3, TorchftConfig(replica_group_size=2))
+    with pytest.raises(RefusedError, match="JaxTrainer"):
+        JaxTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=2, replica_group_size=1))

@@ -39,7 +39,7 @@ class UserCallback:
         checkpoint: Checkpoint | None,
     ) -> None:
         """Every rank has made its k-th report. ``metrics[i]`` is rank i's; ``checkpoint`` is committed, or
-        ``None``.
+        ``None``. With replica groups, every rank of a group: each group has its own count.
         """
 
     def after_exception(self, run_context: TrainRunContext, worker_exceptions: dict[int, Exception]) -> None:

@@ -1,4 +1,7 @@
-"""Small collectives of the control plane, for every rank and any backend. Not for tensors."""
+"""Small collectives of the control plane, for every rank and any backend. Not for tensors.
+
+With replica groups they are a group's own: what one group does, no other waits for.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ T = TypeVar("T")
 
 
 def barrier() -> None:
-    """Wait until every worker has called this as often as this one."""
+    """Wait until every worker of the group has called this as often as this one."""
     current("collective.barrier").ask("barrier")
 
 
 def broadcast_from_rank_zero(data: T) -> T:
     """Rank 0's ``data`` (small: a dict, a path), on every worker. A barrier, too."""
     session = current("collective.broadcast_from_rank_zero")
-    body = cloudpickle.dumps(data) if session.spec.member.rank == 0 else b""
+    body = cloudpickle.dumps(data) if session.spec.member.group_rank == 0 else b""
     value: T = cloudpickle.loads(session.ask("broadcast", body))
     return value

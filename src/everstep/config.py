@@ -67,7 +67,9 @@ class ScalingConfig:
     elastic_resize_monitor_interval_s: float = 60.0
     """An elastic run grows no more often than this."""
     replica_group_size: int | None = None
-    """Workers that together hold one copy of the model. ``None``: all of them."""
+    """Workers that together hold one copy of the model, and need nobody else to train: when some such groups
+    fail, only they are replaced. ``None``: all of them are one.
+    """
     slice_label: str | None = None
     """The host label whose value says which hosts make one slice (an NVLink domain, for example)."""
     hosts_per_slice: int | None = None
@@ -188,10 +190,22 @@ class FailureConfig:
     """For starts, rendezvous and reservations that failed or timed out."""
     max_preemption_failures: int = -1
     """For losses after a preemption notice."""
+    max_replica_failures: int | None = None
+    """For replica groups that are replaced while others train on; after that, all workers restart instead,
+    which spends ``max_failures``. ``None``: a replacement spends ``max_failures`` itself.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("max_failures", "controller_failure_limit", "max_preemption_failures"):
+        limits = (
+            "max_failures",
+            "controller_failure_limit",
+            "max_preemption_failures",
+            "max_replica_failures",
+        )
+        for name in limits:
             value = getattr(self, name)
+            if name == "max_replica_failures" and value is None:
+                continue
             if not _is_int(value) or value < -1:
                 raise _bad(
                     f"FailureConfig.{name}",
@@ -345,7 +359,6 @@ def override_from_environment(deadlines: Deadlines, environment: Mapping[str, st
 def _refuse_what_no_engine_serves_yet(scaling: ScalingConfig) -> None:
     """What comes with later releases is refused here until then."""
     asked: Mapping[str, object] = {
-        "replica_group_size": scaling.replica_group_size,
         "placement_strategy": scaling.placement_strategy.startswith("STRICT_") and scaling.placement_strategy,
     }
     for name, value in asked.items():

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NoReturn, TypeVar
 
 from everstep.errors import ConfigError, RefusedError
@@ -126,8 +127,9 @@ def answers_unknown_arguments(cls: ConfigClass) -> ConfigClass:
     Wrapped around ``__init__`` rather than put into a metaclass, so that signatures stay readable to people
     and tools.
     """
-    positional = [field.name for field in fields(cls) if field.init and not field.kw_only]
-    accepted = [field.name for field in fields(cls) if field.init]
+    parameters = inspect.signature(cls).parameters.values()
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    accepted = [p.name for p in parameters]
     owner = cls.__name__
     plain_init: Callable[..., None] = cls.__init__  # type: ignore[misc]
 

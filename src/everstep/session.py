@@ -132,7 +132,7 @@ class Session:
         self._uncommitted: list[int] = []
         self._committed = threading.Condition()
         self._undriven = False
-        self._sends_metrics = self._rank == 0 or spec.all_metrics
+        self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
 
     # ------------------------------------------------------------------ reporting
@@ -212,7 +212,7 @@ class Session:
             spec.member.group_id,
             spec.generation,
             spec.member.group_size,
-            bytes(metrics) if self._rank == 0 else b"",
+            bytes(metrics) if spec.member.group_rank == 0 else b"",
         )
 
     def _note(self, share: store.Share, checkpoint: Checkpoint) -> Part:

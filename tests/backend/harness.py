@@ -240,7 +240,11 @@ class Worker:
         self.lines = link.makefile()
         place = {"local_rank": rank, "local_world_size": world_size, "node_rank": 0, "num_nodes": 1}
         self.member = Member(
-            rank=rank, world_size=world_size, **{**place, **request.get("member", {})}, group_size=world_size
+            rank=rank,
+            world_size=world_size,
+            **{**place, **request.get("member", {})},
+            group_rank=rank,
+            group_size=world_size,
         )
 
     def say(self, **words: Any) -> None:

@@ -20,7 +20,19 @@ from .harness import Outcome, Template, pretend_session, template
 
 pytest.importorskip("torch")
 
-GPU = Member(3, 4, 1, 2, 1, 2, bind_address="127.0.0.1", devices=("6", "7"), device_kind="gpu")
+GPU = Member(
+    3,
+    4,
+    1,
+    2,
+    1,
+    2,
+    group_rank=3,
+    group_size=4,
+    bind_address="127.0.0.1",
+    devices=("6", "7"),
+    device_kind="gpu",
+)
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +207,7 @@ def test_a_wrong_config_is_refused_by_the_name_of_its_field(wrong: dict[str, Any
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    "name", ["accelerate", "backward", "prepare_optimizer", "TorchCheckpoint", "TorchftConfig"]
-)
+@pytest.mark.parametrize("name", ["accelerate", "backward", "prepare_optimizer", "TorchCheckpoint"])
 def test_what_is_not_there_is_refused_with_a_remedy(name: str) -> None:
     with pytest.raises(RefusedError) as caught:
         getattr(train, name)()

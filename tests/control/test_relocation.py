@@ -156,7 +156,7 @@ def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_th
     start = hands.last(c.StartWorkers)
     assert {a.slice for a in start.assignments} == {"a", "c"}
     assert start.checkpoint == "e1-g0-k1"
-    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
 
 
 def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_then_no_step_is_lost() -> None:
@@ -243,7 +243,7 @@ def test_a_host_that_goes_early_spends_the_preemption_budget() -> None:
     hands.notice("b.0", 60.0)
     hands.pass_time(1.0)
     hands.lose("b.0")
-    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
     assert hands.brain.phase is Phase.RUNNING
 
 
@@ -263,7 +263,7 @@ def test_a_notice_that_an_earlier_driver_heard_still_counts_when_its_machine_is_
     )
     hands = Hands(fixed(2), views("a", "b", "c"), opened)
     hands.lose("b.0")
-    assert hands.brain.budgets.spent == {Budget.FAILURES: 0, Budget.STARTUP: 0, Budget.PREEMPTION: 1}
+    assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
 
 
 def test_an_earlier_drivers_notice_is_not_about_machines_that_came_since_nor_kept_forever() -> None:
@@ -349,8 +349,8 @@ def test_only_the_groups_in_the_slice_that_goes_are_moved() -> None:
     assert {stop.host for stop in hands.all(c.StopWorkers)} == {"b.0"}
 
 
-def test_groups_without_a_spare_stay_until_their_slice_is_gone() -> None:
-    hands = Hands(Settings(workers_min=1, workers_max=2, group_size=1), views("a", "b"))
+def test_groups_without_a_spare_stay_until_their_slice_is_gone_if_too_few_would_be_left() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=2, group_size=1, groups_min=2), views("a", "b"))
     hands.forget()
     hands.notice("b.0", 30.0)
     hands.pass_time(29.0)

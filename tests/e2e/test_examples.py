@@ -85,3 +85,20 @@ def test_the_shortest_script_survives_a_kill(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "recovered in" in output
+
+
+def test_torchfts_script_goes_on_while_a_group_is_replaced(tmp_path: Path) -> None:
+    arguments = ("--storage_path", str(tmp_path), "--run_name", "torchft", "--num_steps", "300")
+    process = run("torchft_ddp.py", *arguments, home=tmp_path)
+    try:
+        wait_for(lambda: "torchft" in live_runs() and committed(tmp_path / "torchft"), "a checkpoint", 60)
+        worker = random.choice(live_runs()["torchft"].workers)
+        os.kill(worker.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "replace the failed replica groups" in output
+    result = Result.from_path(str(tmp_path / "torchft"))
+    assert result.metrics is not None
+    assert result.metrics["step"] == 300

@@ -16,14 +16,14 @@ import pytest
 
 from everstep import Result
 from everstep.driver.registry import live_runs
-from processes import alive, wait_for
+from processes import alive, ours, wait_for
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
 import everstep as train
 from everstep import RunConfig, ScalingConfig, FailureConfig, Deadlines
-from everstep.torch import TorchTrainer
+from everstep.torch import TorchConfig, TorchftConfig, TorchTrainer
 from e2e import training
 
 HERE = Path(__file__).parent
@@ -33,6 +33,7 @@ trainer = TorchTrainer(
     train_loop_config={
         "notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": int(sys.argv[3])
     },
+    torch_config=TorchftConfig() if "torchft" in sys.argv[4] else TorchConfig(),
     scaling_config=ScalingConfig(num_workers=4),
     run_config=RunConfig(
         name=sys.argv[1],
@@ -209,3 +210,30 @@ def test_agents_that_nobody_claims_leave_with_their_workers(tmp_path: Path) -> N
     process.kill()
     process.communicate()
     # The fixture that looks for what is left over does the rest.
+
+
+def test_replica_groups_outlive_their_driver_and_then_their_lighthouse(tmp_path: Path) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    process = start(tmp_path, name, function="torchft_steps")
+    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
+    process.kill()
+    process.communicate()
+    (lighthouse,) = [pid for pid, command in ours().items() if "everstep.backend.lighthouse" in command]
+    os.kill(lighthouse, signal.SIGKILL)
+    before = max(r[-1]["step"] for r in rows(tmp_path).values())
+    wait_for(lambda: stepped(tmp_path, before + 20), "steps with a new lighthouse, and without a driver", 60)
+    process = start(tmp_path, name, function="torchft_steps")
+    wait_for(lambda: drives(name, process.pid), "the take-over", 60)
+    os.kill(pids[2], signal.SIGKILL)
+    wait_for(lambda: rows(tmp_path)[2][-1]["pid"] != pids[2], "the group's replacement by the new driver", 60)
+    last = max(r[-1]["step"] for r in rows(tmp_path).values())
+    wait_for(lambda: stepped(tmp_path, last + 5), "steps of all groups", 60)
+    (tmp_path / "until.tmp").write_text(str(max(r[-1]["step"] for r in rows(tmp_path).values()) + 40))
+    (tmp_path / "until.tmp").rename(tmp_path / "until")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "took over 4 workers" in output
+    assert {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items() if rank != 2} == {
+        rank: pid for rank, pid in pids.items() if rank != 2
+    }

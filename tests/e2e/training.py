@@ -153,6 +153,101 @@ def elastic_steps(config: dict[str, Any]) -> int:
         time.sleep(config.get("pause_s", 0.05))
 
 
+def torchft_steps(config: dict[str, Any]) -> str:
+    """torchft's loop on a small model, up to the step that is written into ``until``. A rank whose name is in
+    ``die`` ends itself in the middle of an all-reduce. Gives a digest of the parameters.
+    """
+    import hashlib
+    import signal
+    from datetime import timedelta
+
+    import torch
+    from torch import nn
+    from torchft import Manager, Optimizer, ProcessGroupGloo
+
+    from everstep.torch import FaultTolerantDDP
+
+    context = train.get_context()
+    group, rank = context.get_replica_group_id(), context.get_world_rank()
+    until, die = Path(config["until"]), Path(config["notes"]) / f"die-{rank}"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    class Dying(Manager):  # type: ignore[misc]
+        def allreduce(self, *args: Any, **kwargs: Any) -> Any:
+            work = super().allreduce(*args, **kwargs)
+            if die.exists():
+                die.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return work
+
+    manager = Dying(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
+        min_replica_size=1,
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        replica_id=f"group_{group}",
+        hostname="localhost",
+    )
+    start = restore_step()
+    checkpoint = train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(Path(folder) / "state.pt")
+        load_state_dict(saved["state"])
+        manager.load_state_dict(saved["manager"])
+    replicated, stepper = FaultTolerantDDP(manager, model), Optimizer(manager, optimizer)
+    data = torch.Generator().manual_seed(group)
+    note(config, step=start, restored=True, generation=train.session.current("test").spec.generation)
+    while not until.exists() or manager.current_step() < int(until.read_text()):
+        x = torch.randn(32, 16, generator=data)
+        stepper.zero_grad()
+        nn.functional.mse_loss(replicated(x), x.sum(dim=1, keepdim=True)).backward()
+        stepper.step()
+        step, together = manager.current_step(), manager.num_participants()
+        saved_here = None
+        if (
+            config.get("save_every")
+            and context.get_replica_group_rank() == 0
+            and step % config["save_every"] == 0
+        ):
+            saved_here = save_step(step)
+            torch.save(
+                {"state": state_dict(), "manager": manager.state_dict()}, Path(saved_here.path) / "state.pt"
+            )
+        train.report({"step": step, "pid": os.getpid(), "together": together}, checkpoint=saved_here)
+        note(config, step=step, together=together)
+    manager.shutdown(wait=False)
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    note(config, step=manager.current_step(), digest=digest.hexdigest())
+    return digest.hexdigest()
+
+
+def independent_steps(config: dict[str, Any]) -> int:
+    """Each replica group counts for itself, its members together; its leader saves some steps."""
+    context = train.get_context()
+    step = restore_step()
+    note(config, step=step, restored=True, group=context.get_replica_group_id())
+    until = Path(config["until"])
+    while not train.collective.broadcast_from_rank_zero(until.exists()):
+        step += 1
+        saves = context.get_replica_group_rank() == 0 and step % config["save_every"] == 0
+        train.report({"step": step, "pid": os.getpid()}, checkpoint=save_step(step) if saves else None)
+        note(config, step=step, together=context.get_num_replica_groups())
+        time.sleep(0.02)
+    return step
+
+
 def preemption_steps(config: dict[str, Any]) -> int:
     """Ask for notices at every step, out of step with the other ranks."""
     context = train.get_context()

@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 
 from everstep.agent import kernel, wire
+from everstep.agent.forwarder import Forwarder
+from everstep.agent.lighthouse import Lighthouse
 from everstep.agent.logs import WorkerLog
 from everstep.agent.spawner import Recipe, Template
 from everstep.agent.spool import Spool
@@ -166,6 +168,8 @@ class Agent:
         self._retiring = False
         self._noticed: float | None = None
         self._held_back = False
+        self._lighthouse: Lighthouse | None = None
+        self._forwarder: Forwarder | None = None
 
     async def serve(self) -> None:
         kernel.adopt_orphans()
@@ -227,7 +231,14 @@ class Agent:
                     self._tell(message.epoch, rank, message.body)
             case wire.Acknowledge():
                 self._acknowledged(message)
+            case wire.RunLighthouse():
+                self._stop_lighthouse()
+                self._lighthouse = Lighthouse(message.address, message.options, self._lighthouse_is_up)
+            case wire.Forward():
+                self._forwarder = self._forwarder or Forwarder()
+                self._forwarder.point_at(message.address)
             case wire.Retire():
+                self._stop_lighthouse()
                 self._retiring = True
                 self._kill_all()
                 self._check_retired()
@@ -267,7 +278,7 @@ class Agent:
         self._held_back = False
         everybody = [*self._ended_workers.values(), *self._workers.values()]
         held = [wire.Held(w.spec, w.pid, w.spool.acknowledged, w.state, bool(w.kill)) for w in everybody]
-        connection.send(wire.Inventory(held))
+        connection.send(wire.Inventory(held, self._lighthouse.where if self._lighthouse else ""))
         for worker in everybody:
             spec = worker.spec
             for offset, data in worker.spool.chunks():
@@ -281,10 +292,10 @@ class Agent:
         connection.send(wire.HandedOver())
 
     def _acknowledged(self, message: wire.Acknowledge) -> None:
-        for rank, offset, state in message.ranks:
+        for generation, rank, offset, state in message.ranks:
             key = (message.epoch, rank)
             worker = self._workers.get(key) or self._ended_workers.get(key)
-            if worker is None:
+            if worker is None or worker.spec.generation != generation:
                 continue
             was_full = worker.spool.full
             worker.spool.acknowledge(offset)
@@ -302,6 +313,10 @@ class Agent:
 
     def _unclaim(self) -> None:
         self._kill_all()
+        self._stop_lighthouse()
+        if self._forwarder is not None:
+            self._forwarder.close()
+            self._forwarder = None
         for template in [*([self._template] if self._template else []), *self._fresh]:
             template.close()
         self._template = self._loaded = None
@@ -424,7 +439,11 @@ class Agent:
             template = Template(Recipe(fresh, template.recipe.env, template.recipe.cwd), self._template_said)
             self._fresh.append(template)
         spool = self._folder / "spool" / f"{spec.epoch}.{spec.generation}.{spec.member.rank}"
-        spec = msgspec.structs.replace(spec, spool=str(spool))
+        before = self._ended_workers.pop((spec.epoch, spec.member.rank), None)
+        if before is not None:  # of an earlier generation of its group, which nobody takes over any more
+            before.spool.close()
+        lighthouse = f"http://{self._forwarder.address}" if self._forwarder is not None else ""
+        spec = msgspec.structs.replace(spec, spool=str(spool), lighthouse=lighthouse)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         out, into = os.pipe()
@@ -588,7 +607,7 @@ class Agent:
         """No worker is left: whatever else has become our child is an orphan of one."""
         if self._workers:
             return
-        known = {t.pid for t in [self._template, *self._fresh] if t is not None}
+        known = {t.pid for t in [self._template, self._lighthouse, *self._fresh] if t is not None}
         for pid, session in kernel.children_of(os.getpid()):
             if pid not in known:
                 kernel.kill_sessions({session} - {os.getsid(0)})
@@ -651,6 +670,9 @@ class Agent:
             if self._template is not None and pid == self._template.pid:
                 self._template_died(status)
                 continue
+            if self._lighthouse is not None and pid == self._lighthouse.pid:
+                self._lighthouse.died()
+                continue
             fresh = next((t for t in self._fresh if t.pid == pid), None)
             if fresh is not None:
                 self._fresh.remove(fresh)
@@ -670,6 +692,16 @@ class Agent:
         kernel.kill_sessions(sessions)
         for pid in kernel.descendants(os.getpid()):
             kernel.send_signal(pid, signal.SIGKILL)
+
+    # ------------------------------------------------------------------ the lighthouse
+
+    def _lighthouse_is_up(self, address: str) -> None:
+        self._say(wire.LighthouseUp(address))
+
+    def _stop_lighthouse(self) -> None:
+        if self._lighthouse is not None:
+            self._lighthouse.stop()
+            self._lighthouse = None
 
     # ------------------------------------------------------------------ being taken away
 

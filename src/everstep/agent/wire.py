@@ -103,6 +103,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
     fingerprint: str = ""
     """Of the code and config that it runs."""
+    lighthouse: str = ""
+    """Where its agent forwards to torchft's lighthouse, if there is one."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):
@@ -182,8 +184,8 @@ class Acknowledge(ToAgent, frozen=True):
 
     lease: int
     epoch: int
-    ranks: list[tuple[int, int, bytes]]
-    """(rank, offset, state)."""
+    ranks: list[tuple[int, int, int, bytes]]
+    """(generation, rank, offset, state)."""
 
 
 class Retire(ToAgent, frozen=True):
@@ -196,7 +198,36 @@ class Shutdown(ToAgent, frozen=True):
     lease: int
 
 
-AnyToAgent = Attach | Claim | Unclaim | Prepare | Start | Stop | Tell | Acknowledge | Retire | Shutdown
+class RunLighthouse(ToAgent, frozen=True):
+    """Have torchft's lighthouse here: ``LighthouseUp`` once it listens. It is put back when it dies."""
+
+    lease: int
+    address: str
+    """Of this host, as others reach it."""
+    options: dict[str, int]
+
+
+class Forward(ToAgent, frozen=True):
+    """The lighthouse is at ``address``, for the workers of this host; empty: that isn't known yet."""
+
+    lease: int
+    address: str
+
+
+AnyToAgent = (
+    Attach
+    | Claim
+    | Unclaim
+    | Prepare
+    | Start
+    | Stop
+    | Tell
+    | Acknowledge
+    | Retire
+    | Shutdown
+    | RunLighthouse
+    | Forward
+)
 
 
 # ---------------------------------------------------------------------- agent → driver
@@ -266,6 +297,8 @@ class Inventory(FromAgent, frozen=True):
     """Answers a later driver's claim: what runs here, also what has ended. What they said follows."""
 
     workers: list[Held]
+    lighthouse: str = ""
+    """Where it is, if it is here."""
 
 
 class HandedOver(FromAgent, frozen=True):
@@ -317,6 +350,10 @@ class Noticed(FromAgent, frozen=True):
     grace_s: float | None
 
 
+class LighthouseUp(FromAgent, frozen=True):
+    address: str
+
+
 class Beat(FromAgent, frozen=True):
     pass
 
@@ -334,6 +371,7 @@ AnyFromAgent = (
     | Exited
     | Gone
     | Noticed
+    | LighthouseUp
     | Beat
 )
 

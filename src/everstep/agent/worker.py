@@ -154,7 +154,7 @@ def work(
         session.begin()
         value = function(*cloudpickle.loads(config))
         session.finish()
-        link.send(wire.frame(wire.Returned(_pickled(value) if member.rank == 0 else None)))
+        link.send(wire.frame(wire.Returned(_pickled(value) if member.group_rank == 0 else None)))
     except SystemExit as error:
         if stopping.asked.is_set():
             return STOPPED
@@ -195,7 +195,7 @@ def _pickled(value: Any) -> bytes | None:
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:  # cloudpickle raises whatever the object's own code does
-        print(f"everstep: the return value of rank 0 can't be pickled: {error}", file=sys.stderr)
+        print(f"everstep: the return value can't be pickled: {error}", file=sys.stderr)
         return None
 
 
@@ -227,6 +227,8 @@ def _set_environment(backend: Backend, spec: wire.WorkerSpec) -> None:
         else:
             os.environ[name] = value
     os.environ["EVERSTEP_RUN"] = spec.run_name
+    if spec.lighthouse:
+        os.environ["TORCHFT_LIGHTHOUSE"] = spec.lighthouse
 
 
 def _reseed(backend: Backend, seed: int) -> None:

@@ -1,4 +1,5 @@
-"""PyTorch: workers become one process group, over gloo on CPUs and NCCL on GPUs.
+"""PyTorch: the workers of a replica group become one process group, over gloo on CPUs and NCCL on GPUs.
+Without replica groups that is all of them.
 
 The leader listens before it says where, and gives the listening socket to torch's store: nobody else can
 take the port in between, and a peer that connects early waits in the backlog instead of trying again.
@@ -80,7 +81,7 @@ class TorchConfig:
 
 
 class TorchBackend:
-    """A process group over all workers."""
+    """A process group over the workers of a replica group, which are all where there are no such groups."""
 
     def __init__(self, config: TorchConfig | None = None) -> None:
         self.config = config or TorchConfig()
@@ -115,16 +116,16 @@ class TorchBackend:
     def environment(self, member: Member) -> Mapping[str, str | None]:
         """What torchrun sets, and what Ray Train adds. The address is known only in ``join``."""
         variables: dict[str, str | None] = {
-            "RANK": str(member.rank),
-            "WORLD_SIZE": str(member.world_size),
+            "RANK": str(member.group_rank),
+            "WORLD_SIZE": str(member.group_size),
             "LOCAL_RANK": str(member.local_rank),
             "LOCAL_WORLD_SIZE": str(member.local_world_size),
             "GROUP_RANK": str(member.node_rank),
             "GROUP_WORLD_SIZE": str(member.num_nodes),
             "NODE_RANK": str(member.node_rank),
             "ROLE_NAME": "default",
-            "ROLE_RANK": str(member.rank),
-            "ROLE_WORLD_SIZE": str(member.world_size),
+            "ROLE_RANK": str(member.group_rank),
+            "ROLE_WORLD_SIZE": str(member.group_size),
             "TORCHELASTIC_RUN_ID": "everstep",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -170,8 +171,8 @@ class TorchBackend:
         dist.init_process_group(
             self.config.backend or ("nccl" if member.device_kind == "gpu" else "gloo"),
             store=dist.PrefixStore(_STORE_PREFIX, self._store),
-            rank=member.rank,
-            world_size=member.world_size,
+            rank=member.group_rank,
+            world_size=member.group_size,
             timeout=patience,
         )
         # Meeting had the deadline of a start; from here on the group has the user's.
@@ -187,12 +188,12 @@ class TorchBackend:
             return
         if dist.is_available() and dist.is_initialized():
             self._unless_peers_are_gone(DESTROY_S, dist.destroy_process_group)
-        if member.world_size > 1:
+        if member.group_size > 1:
             self._unless_peers_are_gone(LEADER_STAYS_S, lambda: self._say_goodbye(member))
         self._store = None
 
     def _say_goodbye(self, member: Member) -> None:
-        if self._store.add(_LEFT, 1) == member.world_size:
+        if self._store.add(_LEFT, 1) == member.group_size:
             self._store.set(_ALL_LEFT, "1")
         if self._hosts_store:
             self._store.wait([_ALL_LEFT], timedelta(seconds=LEADER_STAYS_S))

@@ -181,12 +181,18 @@ class Controller:
         self._recovery.hosts_lost([Lost(view.id, view.slice, _unlisted(view.id, at)) for view in lost], at)
         if run.over:
             return
+        self._place_again(at)
+        self._reconsider(at)
+
+    def _place_again(self, at: float) -> None:
+        """Who waits for a place, or has lost the one that was planned, looks again."""
         placing = self._recovery.placing
-        for restart in list(run.restarts):
+        for restart in list(self.run.restarts):
+            if restart not in self.run.restarts:
+                continue
             waits = restart.stage is Phase.WAITING
             if waits or (restart.stage is Phase.PLACING and not placing.can_be_had(restart)):
                 placing.place(restart, at)
-        self._reconsider(at)
 
     def _reserved(self, event: e.Reserved) -> None:
         run = self.run
@@ -361,6 +367,7 @@ class Controller:
 
     def _notice_cancelled(self, event: e.NoticeCancelled) -> None:
         if self.run.relocation.host_cancelled(event.host, event.at):
+            self._place_again(event.at)
             self._reconsider(event.at)
 
     # ------------------------------------------------------------------ timers
@@ -376,6 +383,7 @@ class Controller:
                     self._change_over(NEW_CODE, at)
             case TimerName.MIGRATE:
                 run.relocation.alarm(at)
+                self._place_again(at)
                 self._reconsider(at)
             case TimerName.RESERVE:
                 reason = f"not granted within {self.settings.deadlines.reserve_s:g} s (Deadlines.reserve_s)"

@@ -15,6 +15,7 @@ class Budget(enum.StrEnum):
     FAILURES = "max_failures"
     STARTUP = "controller_failure_limit"
     PREEMPTION = "max_preemption_failures"
+    REPLICAS = "max_replica_failures"
 
 
 class Kind(enum.StrEnum):

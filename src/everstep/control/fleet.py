@@ -34,6 +34,7 @@ class Fleet:
         self.noticed: dict[SliceName, float] = {}
         """Slices that will be taken away, and when."""
         self._noticed_hosts: dict[SliceName, frozenset[HostId]] = {}
+        self.margins: dict[SliceName, float] = {}
         self.suspects = Suspects(settings.deadlines)
         self.asked_for: dict[int, frozenset[SliceName]] = {}
         self._whole: list[Slice] | None = None
@@ -68,6 +69,10 @@ class Fleet:
     def notice(self, notice: Notice) -> None:
         self.noticed[notice.slice] = notice.deadline
         self._noticed_hosts[notice.slice] = frozenset(notice.hosts)
+
+    def margin(self, name: SliceName) -> float:
+        """How long before its deadline a slice is left: of a short notice, a part."""
+        return self.margins.get(name, self.settings.migrate_margin_s)
 
     def machines(self, name: SliceName) -> tuple[HostId, ...]:
         """Those that are in this slice now."""
@@ -135,12 +140,13 @@ class Fleet:
         at: float,
     ) -> tuple[Assignment, ...]:
         """Where these workers go while the others stay: to their old slices, or to others of the same
-        shape.
+        shape. A slice that is about to be taken away isn't worth a start.
         """
-        whole = self._usable()
         aside = self._set_aside(at)
         mine = {a.slice for a in moving}
         shared = {a.slice for a in everyone} & set(taken)
+        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - self.margin(name)}
+        whole = [s for s in self._usable() if s.name not in doomed - shared]
         spare = [
             s for s in whole if s.name not in mine and s.name not in taken and s.name not in self.noticed
         ]

@@ -16,11 +16,19 @@ from everstep.topology.slices import SliceName
 
 
 class Placing:
-    """``start`` is called with a restart whose place is ready."""
+    """``start`` is called with a restart whose place is ready; ``too_few`` with one of groups without whose
+    place too few are left to go on.
+    """
 
-    def __init__(self, run: Run, start: Callable[[Restart, float], None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        start: Callable[[Restart, float], None],
+        too_few: Callable[[Restart, float], None],
+    ) -> None:
         self._run = run
         self._start = start
+        self._too_few = too_few
 
     def place(self, restart: Restart, at: float) -> None:
         """Find hosts, reserve what isn't held, prepare what isn't ready.
@@ -37,6 +45,8 @@ class Placing:
             if restart.stage is not Phase.WAITING:
                 run.stage(restart, Phase.WAITING, at)
                 self.say_shortage(restart, at)
+            if not restart.full and run.placed_groups() < run.settings.groups_min:
+                self._too_few(restart, at)
             return
         run.do(c.CancelTimer(TimerName.SAY_SHORTAGE, restart.key))
         run.stage(restart, Phase.PLACING, at)

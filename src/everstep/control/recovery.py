@@ -17,7 +17,7 @@ from everstep.control.budgets import Backoff
 from everstep.control.commands import Rung
 from everstep.control.ending import Ending
 from everstep.control.events import TimerName
-from everstep.control.failures import BUDGET_OF, Failure, Incident, Kind
+from everstep.control.failures import BUDGET_OF, Budget, Failure, Incident, Kind
 from everstep.control.group import Group
 from everstep.control.placing import Placing
 from everstep.control.restart import Restart
@@ -48,7 +48,7 @@ class Recovery:
         self._backoff = Backoff(run.settings.deadlines)
         self._awaiting_step: list[Restart] = []
         """Started, and not every rank has reported since."""
-        self.placing = Placing(run, self._start)
+        self.placing = Placing(run, self._start, self._too_few_left)
 
     # ------------------------------------------------------------------ what fails
 
@@ -124,21 +124,31 @@ class Recovery:
         self._escalate(restart, at)
         return True
 
+    def _too_few_left(self, restart: Restart, at: float) -> None:
+        """Fewer groups than the user wants have a place: all of them wait for more, from the checkpoint."""
+        restart.incident = None  # it is paid for
+        self._escalate(restart, at)
+
     def _escalate(self, restart: Restart, at: float) -> None:
         """Turn a replacement of some groups into a restart of all workers."""
         run = self._run
-        assert restart.incident is not None, "a replacement has a cause"
+        incident = restart.incident
         for other in list(run.restarts):
             if other is not restart:
                 run.abandon(other)
                 if other.incident is not None and not other.incident.charged:
-                    restart.incident.failures += other.incident.failures
+                    if incident is None or incident.charged:
+                        incident = other.incident
+                    else:
+                        incident.failures += other.incident.failures
+        restart.incident = incident
         run.cancel_timers(restart)
         run.withdraw(restart)
         restart.full = True
         restart.attempts = 0
         restart.assign(())
-        restart.reason = _why(restart.incident.cause)
+        if incident is not None:
+            restart.reason = _why(incident.cause)
         restart.cover(list(run.groups.values()), run.epoch)
         self._forget_awaited(restart.groups)
         run.relocation.absorb()
@@ -362,7 +372,7 @@ class Recovery:
         pause = 0.0
         if restart.incident is not None:
             paid = restart.incident.charged
-            if not paid and not self._charge(restart.incident, at):
+            if not paid and not self._charge(restart, restart.incident, at):
                 return
             # A slice that is taken away says nothing about the next one.
             if restart.incident.cause.kind is not Kind.PREEMPTED:
@@ -378,12 +388,21 @@ class Recovery:
         else:
             self.placing.place(restart, at)
 
-    def _charge(self, incident: Incident, at: float) -> bool:
-        """False: that was one too many, and the run ends."""
+    def _budget_of(self, restart: Restart, cause: Failure) -> Budget | None:
+        """Replacing groups spends a budget of its own, if there is one."""
+        budget = BUDGET_OF[cause.kind]
+        own = not restart.full and self._run.settings.max_replica_failures is not None
+        return Budget.REPLICAS if own and budget is Budget.FAILURES else budget
+
+    def _charge(self, restart: Restart, incident: Incident, at: float) -> bool:
+        """False: that was one too many. The run ends, or goes up the ladder."""
         assert not incident.charged, "an incident is charged once"
         cause = incident.cause
-        budget = BUDGET_OF[cause.kind]
+        budget = self._budget_of(restart, cause)
         if budget is None or not self._run.budgets.spend(budget):
+            if budget is Budget.REPLICAS:
+                self._escalate(restart, at)
+                return False
             self._ending.give_up(cause, tuple(incident.failures), at, budget)
             return False
         incident.charged = True
@@ -394,7 +413,7 @@ class Recovery:
         return True
 
     def _tell_decision(self, restart: Restart, cause: Failure, pause: float, at: float) -> None:
-        budget = BUDGET_OF[cause.kind]
+        budget = self._budget_of(restart, cause)
         assert budget is not None
         budgets = self._run.budgets
         groups = () if restart.full else tuple(sorted(restart.groups))

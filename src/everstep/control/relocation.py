@@ -52,7 +52,6 @@ class Relocation:
         self._is_leaving = False
         """What is kept is for workers whose slice will be taken away, and not for growth."""
         self._saved_for: frozenset[SliceName] = frozenset()
-        self._margins: dict[SliceName, float] = {}
         """Slices with a notice since which a checkpoint was committed."""
         self._unlisted: dict[HostId, float] = {}
         """Deadlines of machines that the engine has not listed yet."""
@@ -236,13 +235,9 @@ class Relocation:
         self._saved_for = frozenset(self.leaving(groups))
         return True
 
-    def _margin(self, name: SliceName) -> float:
-        """How long before its deadline a slice is left: of a short notice, a part."""
-        return self._margins.get(name, self.settings.migrate_margin_s)
-
     def _last_save(self, name: SliceName) -> float:
         """From when on a last checkpoint is wanted: once it is there, the workers leave."""
-        return self.fleet.noticed[name] - 2 * self._margin(name)
+        return self.fleet.noticed[name] - 2 * self.fleet.margin(name)
 
     def noticed(self, host: HostId, deadline: float, at: float) -> None:
         """One host of a slice noticed means the whole slice; the earliest deadline counts."""
@@ -259,7 +254,7 @@ class Relocation:
             self.fleet.notice(Notice(name, deadline, hosts))
             self._do(c.PreemptionSeen(at, name, deadline, hosts))
             self._saved_for -= {name}
-            self._margins[name] = min(self.settings.migrate_margin_s, max(0.0, deadline - at) / 4)
+            self.fleet.margins[name] = min(self.settings.migrate_margin_s, max(0.0, deadline - at) / 4)
             self._set_alarm(at)
 
     def listed(self, at: float) -> None:
@@ -305,7 +300,7 @@ class Relocation:
             for name, deadline in self.fleet.noticed.items()
             for moment in (
                 self._last_save(name),
-                deadline - self._margin(name),
+                deadline - self.fleet.margin(name),
                 deadline + self.settings.deadlines.notice_s,
             )
             if moment > at
@@ -331,14 +326,20 @@ class Relocation:
         """
         margins = 2 if just_saved else 1
         noticed = {name: self.fleet.noticed[name] for name in self.leaving(groups)}
-        if not any(end - margins * self._margin(name) <= at < end for name, end in noticed.items()):
+        if not any(end - margins * self.fleet.margin(name) <= at < end for name, end in noticed.items()):
             return set()
         if not self._is_ready():
             return set()
         refuge = self._refuge(groups, restarting, taken, at)
         if refuge is None or not refuge[1] <= self.fleet.held:
-            return set()  # nowhere to go: train on for as long as it lasts
-        return refuge[0]
+            return set()  # train on for as long as it lasts
+        going, slices = refuge
+        if slices:
+            return going
+        # They wait for a place: those whose time is up, and who don't leave somebody else in their slice.
+        staying = {name for g in groups.values() if g.number not in going for name in g.slices()}
+        soon = {name for name, end in noticed.items() if end - self.fleet.margin(name) <= at < end}
+        return {g for g in going if groups[g].slices() & (soon - staying - set(taken))}
 
     def _refuge(
         self, groups: Groups, restarting: Collection[int], taken: Collection[SliceName], at: float
@@ -358,7 +359,12 @@ class Relocation:
             others = {name for g in groups.values() if g.number not in going for name in g.slices()}
             places = self.fleet.place_again(moving, everyone, others | set(taken), at)
             slices = frozenset(a.slice for a in places)
-            return (going, slices) if places and not slices & leaving else None
+            if places and not slices & leaving:
+                return going, slices
+            # Nowhere to go. They leave nevertheless, if enough stay: who is killed in the middle of a step
+            # costs the others that step.
+            enough = len(groups) - len(going | set(restarting)) >= self.settings.groups_min
+            return (going, frozenset()) if enough else None
         if restarting:
             return None  # they come first
         placement = self.fleet.place_all(at, staying_only=True)

@@ -48,6 +48,7 @@ class Run:
                 Budget.FAILURES: settings.max_failures,
                 Budget.STARTUP: settings.controller_failure_limit,
                 Budget.PREEMPTION: settings.max_preemption_failures,
+                Budget.REPLICAS: settings.max_replica_failures or 0,
             }
         )
         self.checkpoints = Checkpoints()
@@ -143,6 +144,11 @@ class Run:
 
     def uploading_hosts(self, restart: Restart) -> frozenset[HostId]:
         return frozenset(host for g in restart.groups for host in self.uploading(self.groups[g]))
+
+    def placed_groups(self) -> int:
+        """How many replica groups have a place, or are about to get one."""
+        waiting = {g for restart in self.restarts if restart.stage is Phase.WAITING for g in restart.groups}
+        return len(self.groups.keys() - waiting)
 
     def used_by_others(self, restart: Restart) -> set[SliceName]:
         """Slices that other groups train in, or that are kept for somebody."""

@@ -12,9 +12,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers_max: int
     group_size: int | None = None
     """Workers in a replica group; None: replicas are not independent, and all restart together."""
+    groups_min: int = 1
+    """Replica groups that must train for others to be waited for; with fewer, everything restarts."""
     max_failures: int = 0
     controller_failure_limit: int = -1
     max_preemption_failures: int = -1
+    max_replica_failures: int | None = None
+    """For replacements of replica groups; None: they spend ``max_failures``."""
     spread: bool = False
     resize_interval_s: float = 60.0
     migrate_margin_s: float = 10.0

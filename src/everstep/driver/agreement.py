@@ -27,6 +27,12 @@ class Agreement:
         self._open.clear()
         self._returned.clear()
 
+    def replace(self, group: int, ranks: Iterable[int]) -> None:
+        """Other processes have taken these ranks; what the other groups are being asked stands."""
+        self._groups[group] = members = frozenset(ranks)
+        self._returned -= members
+        self._open = {(number, g): calls for (number, g), calls in self._open.items() if g != group}
+
     def propose(self, value: wire.AnyValue) -> None:
         for group, members in self._groups.items():
             self._number += 1

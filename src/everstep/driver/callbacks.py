@@ -13,7 +13,7 @@ import msgspec
 from everstep.callbacks import TrainRunContext, UserCallback
 from everstep.checkpoint import Checkpoint
 from everstep.control import commands as c
-from everstep.driver.observer import Observer
+from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun
 from everstep.errors import WorkerError
 
@@ -31,9 +31,12 @@ class Callbacks:
         self._display = display
         self._callbacks = callbacks
         self._context = context
-        self._ranks: set[int] = set()
-        self._pending: dict[int, dict[int, msgspec.Raw]] = {}
-        self._checkpoints: dict[int, str] = {}
+        self._group_size = context.scaling_config.replica_group_size
+        self._world = 0
+        self._newest: dict[int, Incarnation] = {}
+        """By replica group."""
+        self._pending: dict[tuple[Incarnation, int], dict[int, msgspec.Raw]] = {}
+        self._checkpoints: dict[tuple[Incarnation, int], str] = {}
         self._failures: dict[int, Exception] = {}
 
     def record(self, record: c.Record) -> None:
@@ -46,7 +49,8 @@ class Callbacks:
                     record.failure.rank, failure.host or "", failure.message, traceback=failure.traceback
                 ),
             )
-        if isinstance(record, c.PhaseChanged) and record.phase != "stopping" and self._failures:
+        moves_on = isinstance(record, c.PhaseChanged) and record.phase != "stopping"
+        if self._failures and (moves_on or isinstance(record, c.RecoveryDecided)):
             failures, self._failures = self._failures, {}
             for callback in self._callbacks:
                 self._call(callback, "after_exception", self._context, failures)
@@ -59,28 +63,36 @@ class Callbacks:
 
     def started(self, run: LiveRun) -> None:
         self._display.started(run)
-        self._ranks = {worker.rank for worker in run.workers}
-        self._pending.clear()
-        self._checkpoints.clear()
+        self._world = len(run.workers)
 
     def progress(self, rank: int, epoch: int, index: int, newest: list[msgspec.Raw]) -> None:
         self._display.progress(rank, epoch, index, newest)
 
-    def reported(self, rank: int, index: int, metrics: msgspec.Raw) -> None:
-        here = self._pending.setdefault(index, {})
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
+        self._forget_before(of)
+        here = self._pending.setdefault((of, index), {})
         here[rank] = metrics
-        if self._ranks and here.keys() >= self._ranks:
-            del self._pending[index]
+        if len(here) == (self._group_size or self._world):
+            del self._pending[(of, index)]
             rows: list[dict[str, Any]] = [msgspec.msgpack.decode(here[r]) for r in sorted(here)]
-            address = self._checkpoints.pop(index, None)
+            address = self._checkpoints.pop((of, index), None)
             options = self._context.run_config.storage_options
             checkpoint = Checkpoint(address, storage_options=options) if address else None
             for callback in self._callbacks:
                 self._call(callback, "after_report", self._context, rows, checkpoint)
 
-    def committed(self, index: int, address: str) -> None:
-        self._display.committed(index, address)
-        self._checkpoints[index] = address
+    def _forget_before(self, of: Incarnation) -> None:
+        """What earlier incarnations of a group left half reported stays so."""
+        if self._newest.get(of.group) != of:
+            self._newest[of.group] = of
+            for waiting in (self._pending, self._checkpoints):
+                for other, index in list(waiting):
+                    if other.group == of.group and other != of:
+                        del waiting[(other, index)]
+
+    def committed(self, of: Incarnation, index: int, address: str) -> None:
+        self._display.committed(of, index, address)
+        self._checkpoints[(of, index)] = address
 
     def close(self) -> None:
         self._display.close()

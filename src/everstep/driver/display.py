@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
-from everstep.driver.observer import Observer
+from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun
 
 
@@ -77,10 +77,10 @@ class PlainDisplay:
     def progress(self, rank: int, epoch: int, index: int, newest: list[msgspec.Raw]) -> None:
         pass
 
-    def reported(self, rank: int, index: int, metrics: msgspec.Raw) -> None:
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
         pass
 
-    def committed(self, index: int, address: str) -> None:
+    def committed(self, of: Incarnation, index: int, address: str) -> None:
         pass
 
     def close(self) -> None:

@@ -63,8 +63,11 @@ class History:
     _wall_ahead: float = 0.0
     """From the clock of the driver that wrote a record to UNIX time."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
-    _rows: dict[int, int] = field(default_factory=dict)
-    """How many of ``metrics`` belong to an epoch."""
+    _reported: dict[tuple[int, int], dict[int, msgspec.Raw]] = field(default_factory=dict)
+    """Those of ``metrics`` that belong to the last epoch that has any, by (replica group, generation) and
+    index.
+    """
+    _reported_in: int = 0
 
     @classmethod
     def of(cls, records: Iterable[journal.AnyRecord]) -> History:
@@ -100,7 +103,10 @@ class History:
                 self.damaged.add(record.folder)
             case journal.Metrics():
                 self.metrics.extend(record.rows)
-                self._rows[record.epoch] = self._rows.get(record.epoch, 0) + len(record.rows)
+                if record.epoch != self._reported_in:
+                    self._reported_in, self._reported = record.epoch, {}
+                rows = self._reported.setdefault((record.group, record.generation), {})
+                rows.update(enumerate(record.rows, record.first))
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case journal.Closed():
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
@@ -131,10 +137,9 @@ class History:
             for notice in self.notices.values()
         )
 
-    def epoch_rows(self, epoch: int) -> list[msgspec.Raw]:
-        """Rank 0's reports of an epoch, if it is the last that has any."""
-        count = self._rows.get(epoch, 0)
-        return self.metrics[-count:] if count and epoch == max(self._rows) else []
+    def reports(self, epoch: int) -> dict[tuple[int, int], dict[int, msgspec.Raw]]:
+        """An epoch's reports by (replica group, generation) and index, if it is the last that has any."""
+        return self._reported if epoch == self._reported_in else {}
 
     @property
     def newest(self) -> Kept | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from everstep.agent import wire
 from everstep.backend.base import Backend, Member
+from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.callbacks import UserCallback
 from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import StartWorkers
@@ -45,13 +46,16 @@ class Job:
     def settings(self) -> Settings:
         """As the brain needs it."""
         failures = self.run.failure_config
+        size = self.scaling.replica_group_size
         return Settings(
             workers_min=self.scaling.min_workers,
             workers_max=self.scaling.max_workers,
-            group_size=self.scaling.replica_group_size,
+            group_size=size,
+            groups_min=self.scaling.min_workers // size if size and self.scaling.elasticity_enabled else 1,
             max_failures=failures.max_failures,
             controller_failure_limit=failures.controller_failure_limit,
             max_preemption_failures=failures.max_preemption_failures,
+            max_replica_failures=failures.max_replica_failures,
             spread="SPREAD" in self.scaling.placement_strategy,
             resize_interval_s=self.scaling.elastic_resize_monitor_interval_s,
             deadlines=self.run.deadlines,
@@ -81,6 +85,8 @@ class Job:
         else:
             env = payload.given_variables(given)
             env.setdefault("OMP_NUM_THREADS", str(max(1, int(self.scaling.num_cpus_per_worker))))
+        if isinstance(self.backend, NeedsLighthouse):
+            env.setdefault("RUST_LOG", "warn")  # torchft has several lines to say about every step
         return wire.Prepare(
             lease,
             self.code,

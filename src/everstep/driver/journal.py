@@ -119,11 +119,15 @@ class Damaged(Entry, frozen=True):
 
 
 class Metrics(Entry, frozen=True):
-    """Rank 0's reports, from ``first`` on."""
+    """Rank 0's reports, from ``first`` on; with replica groups, while rank 0's is being replaced, those of
+    the first rank that trains.
+    """
 
     epoch: int
     first: int
     rows: list[msgspec.Raw]
+    group: int = 0
+    generation: int = 0
 
 
 class Closed(Entry, frozen=True):

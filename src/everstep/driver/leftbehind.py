@@ -20,6 +20,8 @@ class LeftBehind:
         """(host, generation) of workers that are being ended."""
         self.outdated = False
         """They run other code than the driver that finds them has."""
+        self.lighthouse: tuple[HostId, str] | None = None
+        """Who has it, and where it is."""
         self._untold = set(hosts)
         self._held: dict[tuple[int, int], tuple[HostId, wire.Held]] = {}
         self._told: list[tuple[HostId, wire.AnyFromAgent]] = []
@@ -28,8 +30,13 @@ class LeftBehind:
     def hear(self, host: HostId, message: wire.AnyFromAgent) -> None:
         match message:
             case wire.Inventory():
+                if message.lighthouse:
+                    self.lighthouse = (host, message.lighthouse)
                 for held in message.workers:
-                    self._held[(held.spec.epoch, held.spec.member.rank)] = (host, held)
+                    key = (held.spec.epoch, held.spec.member.rank)
+                    known = self._held.get(key)
+                    if known is None or known[1].spec.generation <= held.spec.generation:
+                        self._held[key] = (host, held)
             case wire.HandedOver():
                 self._untold.discard(host)
             case wire.Gone():

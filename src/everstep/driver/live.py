@@ -21,6 +21,7 @@ from rich.text import Text
 
 from everstep.control import commands as c
 from everstep.driver.display import PlainDisplay, Printed, describe, describe_start, is_terminal, stamped
+from everstep.driver.observer import Incarnation
 from everstep.driver.picture import News, Picture, Saved
 from everstep.driver.registry import LiveRun
 
@@ -80,7 +81,7 @@ class LiveDisplay:
     def started(self, run: LiveRun) -> None:
         self._note(run)
 
-    def committed(self, index: int, address: str) -> None:
+    def committed(self, of: Incarnation, index: int, address: str) -> None:
         self._note(Saved(address))
 
     def output(self, rank: int, text: str) -> None:
@@ -89,7 +90,7 @@ class LiveDisplay:
     def progress(self, rank: int, epoch: int, index: int, newest: list[msgspec.Raw]) -> None:
         self._picture.progress(epoch, index, newest)
 
-    def reported(self, rank: int, index: int, metrics: msgspec.Raw) -> None:
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
         pass
 
     def _note(self, news: News) -> None:

@@ -21,6 +21,7 @@ import cloudpickle
 import msgspec
 
 from everstep.agent import wire
+from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
@@ -32,14 +33,15 @@ from everstep.driver.exits import failure_of
 from everstep.driver.history import History, plain_value, to_delete
 from everstep.driver.job import Job
 from everstep.driver.leftbehind import LeftBehind
+from everstep.driver.lighthouse import Lighthouse
 from everstep.driver.meeting import Meeting
-from everstep.driver.observer import Observer
+from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
 from everstep.storage import checkpoints as store
-from everstep.topology.slices import HostId, HostView
+from everstep.topology.slices import HostId, HostView, natural_key
 
 _FLUSH_S = 0.2
 _LOOK_S = 2.0
@@ -78,15 +80,21 @@ class Driver:
         self._pumping = False
         self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
         self._streams: dict[Key, Stream] = {}
-        self._meeting = Meeting(self._tell)
+        self._meetings: dict[int, Meeting] = {}
+        """By replica group."""
         self._agreement = Agreement(self._tell, self._lease)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="everstep-disk")
+        self._reports: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
+        """What the leaders of replica groups report in this epoch, by (group, generation) and index."""
+        self._speaker = 0
+        """The group whose reports are the run's metrics: the first that trains."""
         self._rows: list[msgspec.Raw] = []
+        """Of these, what is not in the journal yet."""
+        self._rows_of = (0, 0, 0)
+        """(epoch, group, generation) of those."""
         self._rows_from = 1
-        self._epoch_rows: list[msgspec.Raw] = []
-        """Rank 0's reports of this epoch."""
         self.value: Any = None
-        """What rank 0 returned."""
+        """What rank 0 returned, or the leader of another group if rank 0's is not there at the end."""
         self._prepared: set[HostId] = set()
         self._pids: dict[int, int] = {}
         self._notices: dict[HostId, float] = {}
@@ -101,6 +109,9 @@ class Driver:
         self._uncommitted: dict[str, float] = {}
         """Since when a checkpoint waits for ranks."""
         self._all_metrics = job.wants_all_metrics
+        self._lighthouse: Lighthouse | None = None
+        if isinstance(job.backend, NeedsLighthouse):
+            self._lighthouse = Lighthouse(job.backend.lighthouse(), self._lease, engine.send, engine.address)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # ------------------------------------------------------------------ the thread
@@ -191,11 +202,12 @@ class Driver:
             self._pids = left.pids()
             left.outdated = left.fingerprints() != {self._job.fingerprint}
             self._prepared = set() if left.outdated else set(left.hosts)
-            self._epoch_rows = self._history.epoch_rows(left.epoch)
-            self._rows_from = len(self._epoch_rows) + 1
-            turn = max((stream.turn for stream in self._streams.values()), default=0)
-            self._meeting.restart({rank for _, _, rank in self._streams}, left.epoch, turn)
+            self._reports = {of: dict(rows) for of, rows in self._history.reports(left.epoch).items()}
+            for group in {stream.assignment.group_id for stream in self._streams.values()}:
+                self._meet(group, left.epoch)
             self._restart_agreement(left.epoch)
+            if self._lighthouse is not None and left.lighthouse is not None:
+                self._lighthouse.found(*left.lighthouse)
             self._write(journal.TakenOver(time.monotonic(), left.epoch))
             self._observer.say(f"took over {len(self._streams)} workers, which never stopped")
             if left.outdated:
@@ -245,12 +257,26 @@ class Driver:
         self._pumping = True
         try:
             while self._queue:
-                for command in self.controller.handle(self._queue.popleft()):
+                event = self._queue.popleft()
+                for command in self.controller.handle(event):
                     self._carry_out(command)
+                if not isinstance(event, e.Reported):
+                    self._look_at_groups()
         except BaseException as error:  # a bug: stop with its cause rather than go on with half a decision
             self.on_broken(error)
         finally:
             self._pumping = False
+
+    def _look_at_groups(self) -> None:
+        """Something may have changed: who speaks for the run, and which hosts need to know the lighthouse."""
+        run = self.controller.run
+        replaced = {group for restart in run.restarts for group in restart.groups}
+        self._speaker = min(run.groups.keys() - replaced, default=0)
+        if self._lighthouse is not None:
+            fleet = run.fleet
+            ours = [host for host in fleet.hosts.values() if host.alive and host.slice in fleet.held]
+            ours.sort(key=lambda host: (host.slice in fleet.noticed, natural_key(host.id)))
+            self._lighthouse.look([host.id for host in ours])
 
     def _carry_out(self, command: c.AnyCommand) -> None:
         match command:
@@ -371,6 +397,9 @@ class Driver:
                 self._observer.output(message.rank, message.text)
             case wire.Noticed():
                 self._noticed(host, message.grace_s)
+            case wire.LighthouseUp():
+                if self._lighthouse is not None:
+                    self._lighthouse.up(host, message.address)
             case wire.Status() | wire.Beat() | wire.Inventory() | wire.HandedOver():
                 pass
             case _:
@@ -435,21 +464,33 @@ class Driver:
     # ------------------------------------------------------------------ starting workers
 
     def _start_workers(self, command: c.StartWorkers) -> None:
-        if len({a.rank for a in command.assignments}) == command.assignments[0].world_size:
-            self._streams.clear()
-            self._pids.clear()
+        ranks = {a.rank for a in command.assignments}
+        replaced = [key for key in self._streams if key[0] != command.epoch or key[2] in ranks]
+        for key in replaced:
+            del self._streams[key]
+            self._pids.pop(key[2], None)
+        if not self._streams:
             self._flush_rows()
-            self._epoch_rows = []
-            self._rows_from = 1
+            self._reports.clear()
+            self._agreement.restart(command.epoch, {})
+            if replaced and self._lighthouse is not None:
+                self._lighthouse.renew()
         generations = dict(command.generations)
         for a in command.assignments:
             generation = generations[a.group_id]
             self._streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
-        self._meeting.restart({s.assignment.rank for s in self._streams.values()}, command.epoch)
-        self._restart_agreement(command.epoch)
+        for group in generations:
+            self._meet(group, command.epoch)
+            self._agreement.replace(group, [a.rank for a in command.assignments if a.group_id == group])
         start = asyncio.create_task(self._start_once_recorded(self._job.specs(command, self._engine)))
         self._starts.add(start)
         start.add_done_callback(self._starts.discard)
+
+    def _meet(self, group: int, epoch: int) -> None:
+        """Collectives of this group count from here on; or from where an earlier driver has seen them."""
+        streams = [s for s in self._streams.values() if s.assignment.group_id == group]
+        meeting = self._meetings[group] = Meeting(self._tell)
+        meeting.restart({s.assignment.rank for s in streams}, epoch, max(s.turn for s in streams))
 
     async def _start_once_recorded(self, specs: dict[HostId, list[wire.WorkerSpec]]) -> None:
         """The epoch's number is on record before anything can be named after it. Storage that is away is
@@ -495,11 +536,15 @@ class Driver:
                     parts.append(word.part)
                 if word.owed:
                     owed.append(word.index)
-                if message.rank == 0 and word.index > len(self._epoch_rows):
-                    self._rows.append(word.metrics)
-                    self._epoch_rows.append(word.metrics)
+                if stream.assignment.group_rank == 0:
+                    self._keep(stream, word.index, word.metrics)
                 if self._all_metrics:
-                    self._observer.reported(message.rank, word.index, word.metrics)
+                    self._observer.reported(
+                        Incarnation(message.epoch, stream.assignment.group_id, message.generation),
+                        message.rank,
+                        word.index,
+                        word.metrics,
+                    )
                 continue
             if isinstance(word, wire.PartDone):
                 if word.part.folder not in self._history.checkpoints:
@@ -511,12 +556,32 @@ class Driver:
             self._heard_word(key, stream, word)
         self._tell_reports(key, stream, before, owed, parts, restore_s)
 
+    def _keep(self, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
+        """A report of a group's leader: it goes with a checkpoint, and may be one of the run's own."""
+        of = (stream.assignment.group_id, stream.generation)
+        known = self._reports.setdefault(of, {})
+        if index in known:
+            return  # told again, and in the journal already
+        known[index] = metrics
+        if of[0] == self._speaker:
+            whose = (self.controller.epoch, *of)
+            if (whose, index) != (self._rows_of, self._rows_from + len(self._rows)):
+                self._flush_rows()
+                self._rows_of, self._rows_from = whose, index
+            self._rows.append(metrics)
+
+    def _newest_row(self, stream: Stream) -> list[msgspec.Raw]:
+        of = (stream.assignment.group_id, stream.generation)
+        speaks = stream.assignment.group_rank == 0 and of[0] == self._speaker
+        row = self._reports.get(of, {}).get(stream.upto) if speaks else None
+        return [] if row is None else [row]
+
     def _tell_reports(
         self, key: Key, stream: Stream, before: int, owed: list[int], parts: list[Any], restore_s: float
     ) -> None:
         if stream.upto == before and not parts:
             return
-        self._observer.progress(key[2], key[0], stream.upto, self._epoch_rows[-1:] if key[2] == 0 else [])
+        self._observer.progress(key[2], key[0], stream.upto, self._newest_row(stream))
         self.emit(
             e.Reported(
                 at=time.monotonic(),
@@ -552,13 +617,13 @@ class Driver:
                 if word.what == "checkpoints":
                     self._answer_checkpoints(epoch, rank, word.seq)
                 else:
-                    self._meeting.ask(rank, word)
+                    self._meetings[stream.assignment.group_id].ask(rank, word)
             case wire.Counted():
                 self._agreement.counted(rank, word)
             case wire.Returned():
                 stream.returned = True
                 self._agreement.returned(rank)
-                if rank == 0 and word.value is not None:
+                if word.value is not None and (rank == 0 or self.value is None):
                     # From a process that this driver started, over a socket that only it has.
                     self.value = cloudpickle.loads(word.value)
                 self.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
@@ -668,8 +733,8 @@ class Driver:
     def _commit(self, command: c.CommitCheckpoint) -> None:
         ready = command.checkpoint
         run = self._job.store
-        rows = self._epoch_rows
-        metrics = rows[ready.index - 1] if 0 < ready.index <= len(rows) else _EMPTY
+        rows = self._reports.get((command.group, command.generation), {})
+        metrics = rows.get(ready.index, _EMPTY)
         ranks = [rank for rank, _ in ready.parts]
         under_way = (command.group, command.generation, ready.index)
         self._committing.add(under_way)
@@ -704,7 +769,9 @@ class Driver:
                 self.emit(e.CheckpointCommitted(at=now, folder=ready.folder))
                 self._retain()
                 self._stop_as_requested()
-                self._observer.committed(ready.index, self._history.checkpoints[ready.folder].address(run))
+                of = Incarnation(command.epoch, command.group, command.generation)
+                address = self._history.checkpoints[ready.folder].address(run)
+                self._observer.committed(of, ready.index, address)
             if self.controller.phase is Phase.RUNNING:
                 # Else its ranks are being ended, and stay where they are until then.
                 self._tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
@@ -744,7 +811,8 @@ class Driver:
 
     def _flush_rows(self) -> None:
         if self._rows:
-            self._write(journal.Metrics(self.controller.epoch, self._rows_from, self._rows))
+            epoch, group, generation = self._rows_of
+            self._write(journal.Metrics(epoch, self._rows_from, self._rows, group, generation))
             self._history.metrics.extend(self._rows)
             self._rows_from += len(self._rows)
             self._rows = []
@@ -800,7 +868,7 @@ class Driver:
     def _acknowledgements(self) -> Callable[[object], None]:
         """What agents need not keep once all that is written now is durable."""
         groups = self.controller.groups
-        by_host: dict[HostId, list[tuple[int, int, bytes]]] = {}
+        by_host: dict[HostId, list[tuple[int, int, int, bytes]]] = {}
         for (_, generation, rank), stream in self._streams.items():
             number = stream.assignment.group_id
             group = groups.get(number)
@@ -808,10 +876,10 @@ class Driver:
                 continue
             awaited = {k for g, n, k in self._committing if (g, n) == (number, generation)}
             awaited |= group.book.awaited(rank)
-            stream.settle(awaited, self._meeting.waits(rank, stream.turn))
+            stream.settle(awaited, self._meetings[number].waits(rank, stream.turn))
             moved = stream.acknowledgement()
             if moved is not None:
-                by_host.setdefault(stream.assignment.host, []).append((rank, *moved))
+                by_host.setdefault(stream.assignment.host, []).append((generation, rank, *moved))
         epoch = self.controller.epoch
 
         def tell(outcome: object) -> None:

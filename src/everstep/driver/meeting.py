@@ -1,4 +1,6 @@
-"""Collectives of the control plane: every rank asks, and all are answered once the last has."""
+"""Collectives of the control plane: every rank of a replica group asks, and all are answered once the last
+has.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from everstep.agent import wire
 
 
 class Meeting:
-    """Barriers and broadcasts. A rank says which of its collectives this is; all ranks' n-th are one."""
+    """Barriers and broadcasts of one group. A rank says which of its collectives this is; all ranks' n-th are
+    one.
+    """
 
     def __init__(self, tell: Callable[[int, list[int], wire.AnyToWorker], None]) -> None:
         self._tell = tell
@@ -18,7 +22,7 @@ class Meeting:
         self._waiting: dict[int, dict[int, wire.Ask]] = {}
 
     def restart(self, ranks: set[int], epoch: int, over: int = 0) -> None:
-        """A new worker group; or one that an earlier driver has seen through ``over`` collectives."""
+        """A new group; or one that an earlier driver has seen through ``over`` collectives."""
         self._ranks, self._epoch, self._over = ranks, epoch, over
         self._waiting.clear()
 
@@ -36,7 +40,7 @@ class Meeting:
             error = f"ranks called different collectives at the same time: {', '.join(sorted(kinds))}"
             self._answer(ask.turn, b"", error)
         elif here.keys() >= self._ranks:
-            self._answer(ask.turn, here[0].body if ask.what == "broadcast" else b"", "")
+            self._answer(ask.turn, here[min(self._ranks)].body if ask.what == "broadcast" else b"", "")
 
     def _answer(self, turn: int, body: bytes, error: str) -> None:
         self._over = max(self._over, turn)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from everstep.control import commands as c
 from everstep.driver.registry import LiveRun
+
+
+class Incarnation(NamedTuple):
+    """Whose count an index is of: a replica group's, from the start of its workers. Without groups, there is
+    one.
+    """
+
+    epoch: int
+    group: int
+    generation: int
 
 
 class Observer(Protocol):
@@ -26,18 +36,18 @@ class Observer(Protocol):
         ...
 
     def started(self, run: LiveRun) -> None:
-        """A worker group is ready."""
+        """A worker group is ready; with replica groups, some of it may be new."""
         ...
 
     def progress(self, rank: int, epoch: int, index: int, newest: list[msgspec.Raw]) -> None:
         """A rank has reported up to ``index``. ``newest``: rank 0's latest metrics."""
         ...
 
-    def reported(self, rank: int, index: int, metrics: msgspec.Raw) -> None:
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
         """One report of one rank, only where a callback looks at them."""
         ...
 
-    def committed(self, index: int, address: str) -> None:
+    def committed(self, of: Incarnation, index: int, address: str) -> None:
         """A checkpoint exists."""
         ...
 

@@ -11,7 +11,7 @@ from typing import Any
 from everstep.backend.base import Backend
 from everstep.backend.jax import JaxBackend, JaxConfig
 from everstep.config import RunConfig, ScalingConfig
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import unknown_argument
 from everstep.trainer import Trainer, TrainFunction
 
@@ -54,6 +54,13 @@ class JaxTrainer(Trainer):
             engine=engine,
             **refused,
         )
+        if self.scaling_config.replica_group_size is not None:
+            raise RefusedError(
+                "ScalingConfig.replica_group_size is refused with JaxTrainer: jax.distributed is one job of "
+                "all workers, and none of them outlives another's death.",
+                "Leave it out; Trainer and TorchTrainer(torch_config=TorchftConfig(…)) take it.",
+                "ScalingConfig.replica_group_size",
+            )
         self.jax_config = (
             JaxConfig(use_tpu=self.scaling_config.use_tpu, use_gpu=self.scaling_config.use_gpu)
             if jax_config is None

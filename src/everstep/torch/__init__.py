@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from everstep.backend.base import Backend
 from everstep.backend.torch import TorchBackend, TorchConfig, joined_member
+from everstep.backend.torchft import TorchftBackend, TorchftConfig
 from everstep.config import RunConfig, ScalingConfig
 from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import unknown_argument
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from everstep.torch.fault_tolerant import FaultTolerantDDP
+
 __all__ = [
     "TorchTrainer",
     "TorchCheckpoint",
     "TorchConfig",
     "TorchftConfig",
+    "FaultTolerantDDP",
     "accelerate",
     "get_device",
     "get_devices",
@@ -49,7 +54,8 @@ class TorchTrainer(Trainer):
     Args:
         train_loop_per_worker: The training function. It takes nothing, or the config dict.
         train_loop_config: The dict that it is called with.
-        torch_config: How the process group is set up. NCCL where workers have GPUs, else gloo.
+        torch_config: How the process group is set up. NCCL where workers have GPUs, else gloo. With a
+            ``TorchftConfig``, there is one for each replica group, and torchft between them.
         scaling_config: How many workers, and what each needs. One worker by default.
         run_config: Where the run lives, and how it deals with failures.
         engine: ``"auto"``, ``"local"``, or an engine such as ``everstep.testing.LocalCluster(…)``.
@@ -83,20 +89,58 @@ class TorchTrainer(Trainer):
                 "Make it with everstep.torch.TorchConfig(…).",
                 "TorchTrainer.torch_config",
             )
+        if isinstance(self.torch_config, TorchftConfig):
+            self.scaling_config = _with_groups(self.scaling_config, self.torch_config)
+            if self.torch_config.max_replica_failures is not None:
+                failures = replace(
+                    self.run_config.failure_config,
+                    max_replica_failures=self.torch_config.max_replica_failures,
+                )
+                self.run_config = replace(self.run_config, failure_config=failures)
 
     def backend(self) -> Backend:
+        if isinstance(self.torch_config, TorchftConfig):
+            return TorchftBackend(self.torch_config)
         return TorchBackend(self.torch_config)
 
 
-class TorchftConfig:
-    """Replica groups over torchft; refused in this release."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        raise RefusedError(
-            "everstep.torch.TorchftConfig is refused: replica groups come with a later release.",
-            "Use TorchConfig(…): after a failure all workers start again from the newest checkpoint.",
-            "TorchftConfig",
+def _with_groups(scaling: ScalingConfig, config: TorchftConfig) -> ScalingConfig:
+    """What the two configs say together of replica groups."""
+    size = config.replica_group_size
+    if scaling.replica_group_size not in (None, size):
+        raise ConfigError(
+            f"ScalingConfig.replica_group_size is {scaling.replica_group_size}, and "
+            f"TorchftConfig.replica_group_size is {size}.",
+            "Give it once, in TorchftConfig.",
+            "TorchftConfig.replica_group_size",
         )
+    num_workers = scaling.num_workers
+    if num_workers == 0:
+        raise ConfigError(
+            "ScalingConfig.num_workers is 0, expected at least one replica group with TorchftConfig.",
+            "Use TorchConfig to run in this process.",
+            "ScalingConfig.num_workers",
+        )
+    if config.min_replica_groups is not None:
+        least = config.min_replica_groups * size
+        if scaling.elasticity_enabled and scaling.min_workers != least:
+            raise ConfigError(
+                f"TorchftConfig.min_replica_groups is {config.min_replica_groups}, which is {least} "
+                f"workers, and ScalingConfig.num_workers is {num_workers}.",
+                "Give the fewest workers once: num_workers=… as one number, or no min_replica_groups.",
+                "TorchftConfig.min_replica_groups",
+            )
+        num_workers = (least, scaling.max_workers)
+    return replace(scaling, num_workers=num_workers, replica_group_size=size)
+
+
+def __getattr__(name: str) -> Any:
+    """``FaultTolerantDDP`` needs torch and torchft, which are imported when it is asked for."""
+    if name == "FaultTolerantDDP":
+        from everstep.torch.fault_tolerant import FaultTolerantDDP
+
+        return FaultTolerantDDP
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class TorchCheckpoint:
@@ -159,7 +203,8 @@ def prepare_model(
         model: The model.
         move_to_device: Whether to move it to this worker's device, or the device to move it to.
         parallel_strategy: ``"ddp"`` for ``DistributedDataParallel``, ``"fsdp"`` for
-            ``FullyShardedDataParallel`` (GPUs only), or ``None`` for neither. One worker gets neither.
+            ``FullyShardedDataParallel`` (GPUs only), or ``None`` for neither. One worker gets neither, nor
+            does a replica group of one: between groups, ``FaultTolerantDDP`` is for that.
         parallel_strategy_kwargs: More arguments for the wrapper.
     """
     context = _context()
@@ -176,7 +221,9 @@ def prepare_model(
         torch.cuda.set_device(device)
     if move_to_device:
         model = model.to(device)
-    if parallel_strategy is None or context.get_world_size() <= 1:
+    member = joined_member()
+    together = member.group_size if member is not None else context.get_world_size()
+    if parallel_strategy is None or together <= 1:
         return model
     options = dict(parallel_strategy_kwargs or {})
     if parallel_strategy == "ddp":

@@ -1,0 +1,195 @@
+"""torchft: each replica group is a PyTorch process group of its own, and the groups agree on a quorum every
+step.
+
+The quorum is torchft's business. Here is what a worker needs for it: where the lighthouse is (a forwarder of
+its own host, which the agent tells), and two cures for torchft 0.2.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstep.backend.base import Endpoint, Member
+from everstep.backend.lighthouse import OPTIONS
+from everstep.backend.torch import TorchBackend, TorchConfig
+from everstep.errors import ConfigError
+from everstep.refusals import answers_unknown_arguments
+
+QUORUM_RETRIES = 1_000_000
+"""With torchft's default of none, every replica dies once its first request after the lighthouse's death
+times out. It is put back within a second; how long a worker may wait for it is no reason to end.
+"""
+
+
+@answers_unknown_arguments
+@dataclass(frozen=True, init=False)
+class TorchftConfig(TorchConfig):
+    """Replica groups over torchft: what fails is replaced, while the others train on.
+
+    Args:
+        lighthouse_kwargs: What torchft's ``LighthouseServer`` is started with: ``min_replicas`` (1),
+            ``join_timeout_ms``, ``quorum_tick_ms``, ``heartbeat_timeout_ms``. Where it listens is Everstep's
+            to say.
+        replica_group_size: Workers that together hold one copy of the model.
+        min_replica_groups: The fewest groups that the run may go on with when there is no place for the
+        others;
+            also enough for a start. By default ``ScalingConfig(num_workers=(min, max))`` says so; with a
+            fixed number a start waits for all, and one group is enough to go on with.
+        max_replica_failures: How many replacements of groups are allowed, -1 for no limit; after that, all
+            workers restart, which spends ``max_failures``. By default a replacement spends ``max_failures``
+            itself.
+        backend, init_method, timeout_s: As in ``TorchConfig``, for the process group inside a replica group.
+    """
+
+    lighthouse_kwargs: Mapping[str, int] = field(default_factory=dict)
+    replica_group_size: int = 1
+    min_replica_groups: int | None = None
+    max_replica_failures: int | None = None
+
+    def __init__(
+        self,
+        lighthouse_kwargs: Mapping[str, int] | None = None,
+        *,
+        replica_group_size: int = 1,
+        min_replica_groups: int | None = None,
+        max_replica_failures: int | None = None,
+        backend: str | None = None,
+        init_method: str = "env",
+        timeout_s: float = 1800,
+    ) -> None:
+        # Ray Train's takes lighthouse_kwargs first, which a dataclass that inherits can't.
+        given = {
+            "backend": backend,
+            "init_method": init_method,
+            "timeout_s": timeout_s,
+            "lighthouse_kwargs": {} if lighthouse_kwargs is None else lighthouse_kwargs,
+            "replica_group_size": replica_group_size,
+            "min_replica_groups": min_replica_groups,
+            "max_replica_failures": max_replica_failures,
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_lighthouse()
+        self._check_count("replica_group_size", self.replica_group_size, 1)
+        if self.min_replica_groups is not None:
+            self._check_count("min_replica_groups", self.min_replica_groups, 1)
+        if self.max_replica_failures is not None:
+            self._check_count("max_replica_failures", self.max_replica_failures, -1)
+
+    def _check_lighthouse(self) -> None:
+        name = "TorchftConfig.lighthouse_kwargs"
+        if not isinstance(self.lighthouse_kwargs, Mapping):
+            raise ConfigError(
+                f"{name} is {self.lighthouse_kwargs!r}, expected a dict.",
+                "Write lighthouse_kwargs={'min_replicas': 1}, for example.",
+                name,
+            )
+        for key, value in self.lighthouse_kwargs.items():
+            if key == "bind":
+                raise ConfigError(
+                    f"{name}['bind'] is {value!r}, expected none: it may come back elsewhere.",
+                    "Leave it out; workers reach it at TORCHFT_LIGHTHOUSE, wherever it is.",
+                    name,
+                )
+            if key not in OPTIONS:
+                raise ConfigError(
+                    f"{name} has {key!r}, expected some of {', '.join(OPTIONS)}.", "Leave it out.", name
+                )
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(
+                    f"{name}[{key!r}] is {value!r}, expected an int of at least 1.",
+                    f"Leave it out for {OPTIONS[key]}.",
+                    name,
+                )
+
+    def _check_count(self, name: str, value: object, least: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(
+                f"TorchftConfig.{name} is {value!r}, expected an int of at least {least}.",
+                "Leave it out for the default.",
+                f"TorchftConfig.{name}",
+            )
+
+
+class TorchftBackend(TorchBackend):
+    """A process group for each replica group, and torchft between them."""
+
+    config: TorchftConfig
+
+    def __init__(self, config: TorchftConfig) -> None:
+        super().__init__(config)
+
+    def lighthouse(self) -> Mapping[str, int]:
+        return self.config.lighthouse_kwargs
+
+    def preload(self) -> tuple[str, ...]:
+        return (*super().preload(), "torchft")
+
+    def environment(self, member: Member) -> Mapping[str, str | None]:
+        return {
+            **super().environment(member),
+            "REPLICA_GROUP_ID": str(member.group_id),
+            "NUM_REPLICA_GROUPS": str(member.num_groups),
+            "TORCHFT_QUORUM_RETRIES": str(QUORUM_RETRIES),
+        }
+
+    def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
+        super().join(member, endpoint, timeout_s)
+        tell_quorums_apart()
+
+
+def tell_quorums_apart() -> None:
+    """Let this process's torchft managers see quorum ids that differ across lighthouses.
+
+    A new lighthouse counts from 1 again. torchft 0.2.0 reconfigures its process group only when the id is
+    another than before, and meets at a key made from it: so a group that remembers the same number from the
+    lighthouse before would skip the reconfiguration, or meet where old addresses still stand. This goes when
+    torchft's own ids are unique.
+    """
+    import torchft.manager as manager
+
+    if not issubclass(manager.ManagerClient, _Client):
+        manager.ManagerClient = type("ManagerClient", (_Client,), {"inner": manager.ManagerClient})
+
+
+class _Client:
+    """torchft's ``ManagerClient`` with ids made from all that tells one quorum from another."""
+
+    inner: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._client = self.inner(*args, **kwargs)
+        self._seen: tuple[object, ...] = ()
+        self._id = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, *args: Any, **kwargs: Any) -> _Quorum:
+        result = self._client._quorum(*args, **kwargs)
+        seen = (result.quorum_id, tuple(result.replica_ids))
+        if seen != self._seen:
+            # Every member sees the change at the same step, and makes the same id of it.
+            self._seen = seen
+            self._id = _digest(*seen, result.max_step)
+        return _Quorum(result, self._id)
+
+
+class _Quorum:
+    def __init__(self, result: Any, quorum_id: int) -> None:
+        self._result = result
+        self.quorum_id = quorum_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._result, name)
+
+
+def _digest(*facts: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big") >> 1
