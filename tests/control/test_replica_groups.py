@@ -128,8 +128,8 @@ def test_a_group_that_is_replaced_where_it_was_does_not_count_as_missing() -> No
 
 def test_a_noticed_group_leaves_before_its_deadline_though_it_has_nowhere_to_go() -> None:
     hands = Hands(groups(3, migrate_margin_s=10.0), views("a", "b", "c"))
-    hands.notice("b.0", 30.0)
-    hands.pass_time(19.0)
+    hands.notice("b.0", 40.0)
+    hands.pass_time(29.0)
     assert not hands.all(c.StopWorkers), "it trains on while there is time"
     hands.forget()
     hands.pass_time(1.0)
@@ -143,8 +143,8 @@ def test_a_noticed_group_leaves_before_its_deadline_though_it_has_nowhere_to_go(
 
 def test_a_notice_that_comes_to_nothing_gives_the_group_its_old_place_back() -> None:
     hands = Hands(groups(3, migrate_margin_s=10.0), views("a", "b", "c"))
-    hands.notice("b.0", 30.0)
-    hands.pass_time(20.0)
+    hands.notice("b.0", 40.0)
+    hands.pass_time(30.0)
     hands.forget()
     assert (TimerName.MIGRATE, 0) in hands.timers
     hands.pass_time(10.0 + hands.settings.deadlines.notice_s)

@@ -274,7 +274,7 @@ def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Pa
         if how == "lost":
             cluster.remove_slice(gone.slice)
         else:
-            cluster.preempt_slice(gone.slice, grace_s=10.5)  # the group leaves ten seconds before the end
+            cluster.preempt_slice(gone.slice, grace_s=8.0)  # the group leaves two seconds before the end
             wait_for(lambda: not alive(before[2]), "the group's leaving")
             assert cluster.hosts[gone.host].pid in {pid for pid, _ in _running(cluster)}, (
                 "before its host goes"
