@@ -420,3 +420,18 @@ def test_the_seconds_add_up_also_over_starts_that_fail() -> None:
     assert line.wait_s == pytest.approx(1.0 + 2.0 + 4.0)
     assert line.cause is not None
     assert line.cause.kind is Kind.EXCEPTION
+
+
+def test_a_template_that_dies_while_a_commit_is_waited_for_has_a_new_deadline() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=1, max_failures=1), views("a", "b"))
+    hands.silent.add(c.CommitCheckpoint)
+    hands.report(0, 1, part=True)
+    hands.fail(0)
+    limit = hands.settings.deadlines.prepare_s
+    hands.pass_time(2 * limit)  # the host is ready; storage is slow
+    hands.silent.add(c.PrepareHost)
+    failure = Failure(Kind.TEMPLATE, hands.now, "SIGKILL", host="a.0")
+    hands.tell(e.HostUnprepared(at=0.0, host="a.0", failure=failure))
+    hands.forget()
+    hands.pass_time(limit)
+    assert hands.last(c.RecoveryDecided).cause.message.startswith("host a.0 not ready")

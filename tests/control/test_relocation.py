@@ -399,3 +399,15 @@ def test_notices_that_are_short_and_follow_each_other_lead_to_one_restart() -> N
     hands.pass_time(6.0)
     assert len(hands.all(c.StartWorkers)) == 1
     assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"c", "d"}
+
+
+def test_a_notice_that_comes_after_an_earlier_one_has_run_out_counts() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=1, max_failures=0), views("a"))
+    hands.notice("a.0", 5.0)
+    hands.pass_time(10.0)  # it was not meant
+    hands.forget()
+    hands.notice("a.0", 25.0)
+    assert hands.last(c.PreemptionSeen).deadline == 35.0
+    hands.pass_time(25.0)
+    hands.lose("a.0")
+    assert hands.last(c.RecoveryDecided).budget == "max_preemption_failures"

@@ -192,11 +192,15 @@ class Fleet:
     def asks_for(self, reservation: int | None) -> frozenset[SliceName]:
         return self.asked_for.get(reservation, frozenset()) if reservation is not None else frozenset()
 
-    def prepare(self, hosts: Iterable[HostId]) -> None:
+    def prepare(self, hosts: Iterable[HostId]) -> bool:
+        """Whether one of them had to be told to."""
+        told = False
         for host in sorted(set(hosts) - self.prepared - self.preparing):
             if self.alive(host) and self.hosts[host].slice in self.held:
                 self.preparing.add(host)
                 self._do(c.PrepareHost(host))
+                told = True
+        return told
 
     def release(self, slices: Collection[SliceName]) -> None:
         names = tuple(sorted(self.held & set(slices)))

@@ -68,7 +68,8 @@ class Placing:
         run = self._run
         if restart not in run.restarts or restart.stage is not Phase.PLACING:
             return
-        run.fleet.prepare(restart.hosts)
+        if run.fleet.prepare(restart.hosts):
+            self._await_hosts(restart, at)
         if not (restart.slices <= run.fleet.held and restart.hosts <= run.fleet.prepared):
             return
         if run.checkpoints.under_way(None if restart.full else restart.groups):

@@ -249,7 +249,8 @@ class Relocation:
             return
         name = view.slice
         known = self.fleet.deadline_of(host)
-        if known is None or deadline < known:
+        # One whose time is over says nothing against a new one.
+        if known is None or deadline < known or known <= at < deadline:
             hosts = self.fleet.machines(name)
             self.fleet.notice(Notice(name, deadline, hosts))
             self._do(c.PreemptionSeen(at, name, deadline, hosts))
