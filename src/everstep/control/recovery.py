@@ -52,8 +52,11 @@ class Recovery:
 
     # ------------------------------------------------------------------ what fails
 
-    def failed(self, failure: Failure, groups: set[int], at: float) -> None:
-        """A failure of these groups: part of an incident that is under way, or a new one."""
+    def failed(self, failure: Failure, groups: set[int], at: float, tried: int = 0) -> None:
+        """A failure of these groups: part of an incident that is under way, or a new one.
+
+        ``tried``: how many starts have failed already in what some of them are taken from.
+        """
         run = self._run
         run.do(c.FailureSeen(at, failure))
         if run.over:
@@ -73,10 +76,12 @@ class Recovery:
             return
         for restart in run.restarts:
             if restart.stage in (Phase.SETTLING, Phase.STOPPING):
+                restart.attempts += tried
                 self._widen(restart, groups, failure, at)
                 return
         full = run.settings.group_size is None or run.relocation.outdated
         restart = self.begin(groups, full=full, incident=Incident(failure, at), reason=_why(failure), at=at)
+        restart.attempts = tried
         if self._escalate_if_all_failed(restart, at):
             return
         if failure.echo and run.settings.deadlines.settle_s > 0:
@@ -90,7 +95,8 @@ class Recovery:
         run = self._run
         restart.cover([run.groups[g] for g in restart.groups | groups], run.epoch)
         self._forget_awaited(groups)
-        if restart.incident is not None and self._would_be_all():
+        tried_enough = restart.attempts >= run.settings.group_attempts
+        if restart.incident is not None and (tried_enough or self._would_be_all()):
             restart.incident.add(failure)
             self._escalate(restart, at)
             return
@@ -245,12 +251,14 @@ class Recovery:
         failed -= {g for restart in idle for g in restart.groups}
         if not failed:
             return
+        tried = 0
         for restart in idle:
             # Groups that came from this slice go on together, so that together they fill another one.
             if not restart.full and name in restart.old_slices:
                 run.abandon(restart)
                 failed |= restart.groups
-        self.failed(failure, failed, at)
+                tried = max(tried, restart.attempts)
+        self.failed(failure, failed, at, tried)
 
     def host_unprepared(self, host: HostId, failure: Failure, at: float) -> None:
         run = self._run
