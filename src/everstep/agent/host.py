@@ -341,6 +341,9 @@ class Agent:
     # ------------------------------------------------------------------ the template
 
     def _prepare(self, message: wire.Prepare) -> None:
+        # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
+        cache = self._folder.parent / "cache"
+        cache.mkdir(mode=0o700, exist_ok=True)
         message = _at_home(message) if message.elsewhere else message
         recipe = Recipe(
             wire.Load(
@@ -351,8 +354,7 @@ class Agent:
                 message.probe_s,
                 hasattr(os, "pidfd_open"),
             ),
-            # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
-            {**message.env, "EVERSTEP_CACHE": str(self._folder.parent / "cache")},
+            {**message.env, "EVERSTEP_CACHE": str(cache)},
             message.cwd,
         )
         if self._template is None or self._template.recipe != recipe:

@@ -87,6 +87,8 @@ class Template:
             self._agent_died()
 
     def _agent_died(self) -> NoReturn:
+        # Told by the socket and by a signal: the second word must not end us in the middle of the first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kernel.kill_sessions(set(self._children))
         os._exit(0)
 

@@ -202,7 +202,20 @@ def _run_thread(thread: threading.Thread, driver: Driver) -> StopKind | None:
     """Wait for the driver; turn what the user or the system wants meanwhile into requests to it."""
     stopped: StopKind | None = None
     asked = 0
-    with _on_sigterm(lambda: driver.stop(StopKind.TERMINATE, False)):
+
+    def interrupted() -> None:
+        nonlocal stopped, asked
+        stopped = StopKind.INTERRUPT
+        asked += 1
+        driver.stop(stopped, now=asked > 1)
+        if asked == 1:
+            print("everstep: stopping the workers; Ctrl+C again ends them at once", file=sys.stderr)
+
+    with (
+        _on_signal(signal.SIGTERM, lambda: driver.stop(StopKind.TERMINATE, False)),
+        # Not an exception: a second one could hit us in the middle of dealing with the first.
+        _on_signal(signal.SIGINT, interrupted, instead_of=signal.default_int_handler),
+    ):
         thread.start()
         while not driver.done.is_set():
             try:
@@ -211,29 +224,28 @@ def _run_thread(thread: threading.Thread, driver: Driver) -> StopKind | None:
                 # ended.
                 driver.done.wait(0.1)
             except KeyboardInterrupt:
-                stopped = StopKind.INTERRUPT
-                asked += 1
-                driver.stop(stopped, now=asked > 1)
-                if asked == 1:
-                    print("everstep: stopping the workers; Ctrl+C again ends them at once", file=sys.stderr)
+                interrupted()
     return stopped
 
 
 @contextmanager
-def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, SIGTERM is a request. Only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
+def _on_signal(number: int, act: Callable[[], None], instead_of: object = None) -> Iterator[None]:
+    """While this lasts, the signal is a request. Only the main thread may say so; and with ``instead_of``,
+    only where that is what the signal does otherwise.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or (instead_of is not None and signal.getsignal(number) is not instead_of):
         yield
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
         act()
 
-    before = signal.signal(signal.SIGTERM, handler)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 def _raise_for(
