@@ -21,7 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 sys.path.insert(0, str(_HERE))
 
-from processes import ours, wait_for  # noqa: E402
+from processes import kill, ours, wait_for  # noqa: E402
 
 # Ray stays on loopback, and tells nobody.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -45,6 +45,13 @@ def nothing_is_left_over() -> Iterator[None]:
     """Invariant 3: every process of ours belongs to a live run, or is gone."""
     before = set(ours())
     yield
-    wait_for(
-        lambda: set(ours()) <= before, f"the end of {[v for k, v in ours().items() if k not in before]}", 10.0
-    )
+    try:
+        wait_for(
+            lambda: set(ours()) <= before,
+            f"the end of {[v for k, v in ours().items() if k not in before]}",
+            10.0,
+        )
+    finally:
+        # What a test that failed left over is its own failure, not the next test's, and not the machine's.
+        for pid in set(ours()) - before:
+            kill(pid)

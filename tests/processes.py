@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -26,6 +27,13 @@ def ours() -> dict[int, str]:
         if MARK in environment and b"resource_tracker" not in command and alive(int(name)):
             found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # gone by itself
 
 
 def alive(pid: int) -> bool:
