@@ -212,6 +212,22 @@ def test_agents_that_nobody_claims_leave_with_their_workers(tmp_path: Path) -> N
     # The fixture that looks for what is left over does the rest.
 
 
+def test_agents_whose_sockets_were_removed_leave_once_their_driver_is_gone(tmp_path: Path) -> None:
+    from everstep.engine.local.cluster import runtime_folder
+
+    from .scripts import start as start_script
+
+    process = start_script(tmp_path, "trainer().fit()")
+    wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)), "workers")
+    sockets = list(runtime_folder().glob("r*/*/agent.sock"))
+    assert sockets
+    for path in sockets:
+        path.unlink()
+    process.kill()
+    process.communicate()
+    # The fixture that looks for what is left over does the rest: nobody waits for orphan_s.
+
+
 @pytest.mark.soak  # torchft's managers don't always find a new lighthouse while nobody drives
 def test_replica_groups_outlive_their_driver_and_then_their_lighthouse(tmp_path: Path) -> None:
     name = f"takeover-{random.getrandbits(32):08x}"

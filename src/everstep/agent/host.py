@@ -202,7 +202,9 @@ class Agent:
         pid, started = self._owner
         while True:
             await asyncio.sleep(1.0)
-            if not self._run and kernel.start_time(pid) != started:
+            # Without its socket (a runtime folder that went with a login) nobody can ever claim it again.
+            lost = self._holder is None and not (self._folder / SOCKET).exists()
+            if lost or (not self._run and kernel.start_time(pid) != started):
                 self._done.set()
 
     # ------------------------------------------------------------------ drivers
