@@ -39,8 +39,10 @@ def _operate(kubeconfig: str, namespace: str, log: str) -> None:
 
 @contextlib.contextmanager
 def warm() -> Iterator[None]:
-    """The process that quick operators are forked from."""
-    forkserver.ensure_running()
+    """The process that quick operators are forked from. It is there when this has returned."""
+    first = _CONTEXT.Process(target=os.getpid)
+    first.start()
+    first.join()
     try:
         yield
     finally:

@@ -96,13 +96,17 @@ class RayCluster:
         assert accepted, why
 
     def remove(self, node_id: str) -> None:
-        node = self.nodes.pop(node_id)
-        self.cluster.remove_node(node, allow_graceful=False)
+        """The node says goodbye, if its raylet still lives."""
+        self.cluster.remove_node(self.nodes.pop(node_id), allow_graceful=True)
 
     def clear(self) -> None:
-        """Remove every node but the head."""
+        """Remove every node but the head, and wait until Ray knows: a killed one takes it 15 s."""
         for node_id in list(self.nodes):
             self.remove(node_id)
+        if self._connected:
+            wait_for(
+                lambda: sum(n["Alive"] for n in self._ray.nodes()) == 1, "Ray to know that they are gone"
+            )
 
     def close(self) -> None:
         self.clear()
