@@ -146,3 +146,11 @@ def test_workers_do_not_move_to_a_slice_of_another_shape() -> None:
     everyone = assign_ranks(plan(whole_slices(hosts), at_least=2, at_most=2), 1)  # type: ignore[arg-type]
     other = whole_slices(views("b", hosts=3))
     assert move_slices(everyone, everyone, other, other, set()) == ()
+
+
+def test_who_has_to_leave_its_slice_chooses_before_who_would_rather() -> None:
+    hosts = views("a", "b", "c")
+    everyone = assign_ranks(plan(whole_slices(hosts), at_least=2, at_most=2), 1)  # type: ignore[arg-type]
+    left = whole_slices(h for h in hosts if h.slice != "b")
+    moved = move_slices(everyone, everyone, left, [s for s in left if s.name == "c"], {"a"})
+    assert [a.slice for a in moved] == ["a", "c"]

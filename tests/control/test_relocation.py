@@ -357,7 +357,7 @@ def test_groups_without_a_spare_stay_until_their_slice_is_gone_if_too_few_would_
     assert hands.all(c.StopWorkers) == []
     hands.lose("b.0")
     hands.pass_time(1.0)
-    assert hands.brain.phase is Phase.RUNNING
+    assert hands.brain.phase is Phase.WAITING
     assert hands.brain.budgets.spent[Budget.PREEMPTION] == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hands import Hands, views
 
-from everstep.control import commands as c
+from everstep.control import commands as c, events as e
 from everstep.control.controller import Settings
 from everstep.control.deadlines import Deadlines
 from everstep.control.events import TimerName
@@ -150,3 +150,89 @@ def test_a_notice_that_comes_to_nothing_gives_the_group_its_old_place_back() -> 
     hands.pass_time(10.0 + hands.settings.deadlines.notice_s)
     assert [a.host for a in hands.last(c.StartWorkers).assignments] == ["b.0"]
     assert hands.brain.epoch == 1
+
+
+# Groups that have no place yet.
+
+
+def elastic(size: int = 1) -> Settings:
+    return groups(3, workers_min=size, group_size=size)
+
+
+@pytest.mark.parametrize(("hosts", "slots", "size"), [(1, 1, 1), (2, 1, 2), (2, 2, 2), (1, 2, 1)])
+def test_groups_without_a_place_at_the_start_join_later_and_nobody_stops_for_them(
+    hosts: int, slots: int, size: int
+) -> None:
+    per_slice = hosts * slots
+    settings = groups(3 * per_slice // size, workers_min=per_slice, group_size=size)
+    hands = Hands(settings, views("a", hosts=hosts, slots=slots))
+    first = hands.last(c.StartWorkers)
+    assert [a.rank for a in first.assignments] == list(range(per_slice))
+    numbers = {(a.world_size, a.num_groups, a.num_slices, a.num_nodes) for a in first.assignments}
+    assert numbers == {(3 * per_slice, 3 * per_slice // size, 3, 3 * hosts)}
+    for n, name in enumerate("bc", 1):
+        hands.forget()
+        hands.capacity(*views(name, hosts=hosts, slots=slots))
+        start = hands.last(c.StartWorkers)
+        assert [a.rank for a in start.assignments] == list(range(n * per_slice, (n + 1) * per_slice))
+        assert {(a.slice, a.slice_id) for a in start.assignments} == {(name, n)}
+        assert {a.node_rank for a in start.assignments} == set(range(n * hosts, (n + 1) * hosts))
+        assert not hands.all(c.StopWorkers)
+    assert (hands.brain.epoch, hands.brain.phase) == (1, Phase.RUNNING)
+    assert spent(hands) == {}
+
+
+def test_a_run_ends_when_those_that_have_a_place_have_returned() -> None:
+    hands = Hands(elastic(), views("a", "b"))
+    hands.returns(0, 1)
+    assert hands.last(c.EndRun).outcome is c.Outcome.FINISHED
+
+
+def test_after_a_full_restart_those_without_a_place_wait_for_one() -> None:
+    hands = Hands(elastic(), views("a", "b", "c"))
+    hands.silent.add(c.StopWorkers)
+    for rank in (0, 1, 2):
+        hands.fail(rank)
+    hands.lose("b.0")
+    hands.silent.clear()
+    for stop in hands.all(c.StopWorkers):
+        hands.gone(stop)
+    hands.pass_time(5.0)
+    assert [a.rank for a in hands.last(c.StartWorkers).assignments] == [0, 1]
+    assert hands.brain.epoch == 2
+    hands.capacity(*views("d"))
+    assert [(a.rank, a.host) for a in hands.last(c.StartWorkers).assignments] == [(2, "d.0")]
+    assert hands.brain.epoch == 2
+
+
+@pytest.mark.parametrize("outdated", [False, True])
+def test_a_driver_that_takes_over_starts_the_groups_that_are_missing(outdated: bool) -> None:
+    before = Hands(elastic(2), views("a", "b", "c", hosts=2))
+    kept = tuple(a for _, a in sorted(before.places.items()) if a.group_id != 1)
+    adopted = e.Adopted(1, kept, ((0, 0), (1, 4), (2, 1)), outdated)
+    hands = Hands(
+        elastic(2),
+        views("a", "b", "c", "d", hosts=2),
+        e.RunOpened(at=0.0, last_epoch=1, adopted=adopted),
+    )
+    assert not hands.all(c.StopWorkers)
+    if outdated:  # an epoch never mixes two versions of the code: it waits for the change-over
+        assert not hands.all(c.StartWorkers)
+        return
+    start = hands.last(c.StartWorkers)
+    assert [(a.rank, a.slice_id) for a in start.assignments] == [(2, 1), (3, 1)]
+    assert {a.slice for a in start.assignments} <= {"b", "d"}
+    assert start.generations == ((1, 5),), "what the last one was called isn't used again"
+    assert hands.last(c.GroupsStarting).generations == ((1, 5),)
+    assert hands.brain.epoch == 1
+
+
+def test_too_few_groups_at_a_take_over_are_ended_and_all_wait() -> None:
+    settings = groups(3, workers_min=2, groups_min=2)
+    before = Hands(settings, views("a", "b", "c"))
+    opened = e.RunOpened(at=0.0, last_epoch=1, adopted=e.Adopted(1, (before.places[0],), ((0, 0),)))
+    hands = Hands(settings, views("a"), opened)
+    assert [stop.ranks for stop in hands.all(c.StopWorkers)] == [frozenset({0})]
+    assert hands.brain.phase is Phase.WAITING
+    hands.capacity(*views("b"))
+    assert [a.rank for a in hands.last(c.StartWorkers).assignments] == [0, 1]

@@ -227,7 +227,11 @@ def lighthouses(cluster: LocalCluster) -> dict[int, str]:
     found = {}
     for host, facts in cluster.hosts.items():
         for pid, _ in kernel.children_of(facts.pid):
-            if b"everstep.backend.lighthouse" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # gone meanwhile
+            if b"everstep.backend.lighthouse" in command:
                 found[pid] = host
     return found
 
@@ -288,6 +292,21 @@ def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Pa
         assert len(run.digests()) == 1
         (decided,) = records(result, RecoveryDecided)
         assert decided.budget == ("max_failures" if how == "lost" else "max_preemption_failures")
+
+
+def test_a_group_that_had_no_place_at_the_start_joins_the_others_later(tmp_path: Path) -> None:
+    with LocalCluster(slices=3, workers_per_host=1) as cluster:
+        run = Groups(tmp_path, workers=(2, 4), engine=cluster)
+        first = [0, 1, 2]
+        run.wait_together(3, first)
+        before = run.pids(first)
+        cluster.add_slice()
+        run.wait_together(4)
+        assert run.pids(first) == before
+        result = run.end()
+        assert len(run.digests()) == 1
+        assert [dict(r.generations) for r in records(result, GroupStarted)] == [{0: 0, 1: 0, 2: 0}, {3: 1}]
+        assert not records(result, RecoveryDecided), "it costs nothing"
 
 
 def _running(cluster: LocalCluster) -> list[tuple[int, str]]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from everstep import Result
 from everstep.driver.registry import live_runs
+from everstep.testing import LocalCluster
 from processes import alive, ours, wait_for
 
 SCRIPT = """
@@ -254,3 +256,61 @@ def test_replica_groups_outlive_their_driver_and_then_their_lighthouse(tmp_path:
     assert {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items() if rank != 2} == {
         rank: pid for rank, pid in pids.items() if rank != 2
     }
+
+
+ON_SLICES = """
+import sys
+from pathlib import Path
+from everstep import Deadlines, FailureConfig, RunConfig, ScalingConfig, Trainer
+from everstep.testing import LocalCluster
+from e2e.training import independent_steps
+
+HERE = Path(__file__).parent
+
+trainer = Trainer(
+    independent_steps,
+    train_loop_config={"notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": 3},
+    scaling_config=ScalingConfig(num_workers=(1, 3), replica_group_size=1),
+    run_config=RunConfig(
+        name=sys.argv[1], storage_path=str(HERE / "runs"), failure_config=FailureConfig(max_failures=-1)
+    ),
+    engine=LocalCluster(slices=0, folder=Path(sys.argv[2])),
+)
+print("returned", trainer.fit().return_value)
+"""
+
+
+def test_groups_that_stay_are_taken_over_and_the_missing_one_is_started(tmp_path: Path) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    script = tmp_path / "script.py"
+    script.write_text(ON_SLICES)
+    (tmp_path / "notes").mkdir()
+    with LocalCluster(slices=3) as cluster:
+        command = [sys.executable, str(script), name, str(cluster.folder)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+        def steps(ranks: Iterable[int], beyond: int) -> bool:
+            seen = rows(tmp_path)
+            return all(rank in seen and seen[rank] and seen[rank][-1]["step"] > beyond for rank in ranks)
+
+        first = subprocess.Popen(command, **pipes)
+        wait_for(lambda: steps(range(3), 5), "steps", 60)
+        pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
+        places = {worker.rank: worker.host for worker in live_runs()[name].workers}
+        first.kill()
+        first.communicate()
+        cluster.kill_host(places[1])
+        wait_for(lambda: not alive(pids[1]), "its death")
+        second = subprocess.Popen(command, **pipes)
+        wait_for(lambda: drives(name, second.pid), "the take-over", 60)
+        before = max(r[-1]["step"] for r in rows(tmp_path).values())
+        wait_for(lambda: steps((0, 2), before + 5), "steps of those that stayed", 60)
+        assert alive(pids[0])
+        assert alive(pids[2])
+        cluster.add_slice()
+        wait_for(lambda: rows(tmp_path)[1][-1]["pid"] != pids[1], "the missing group", 60)
+        (tmp_path / "until").touch()
+        output, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, output
+    assert "took over 2 workers" in output
+    assert all({row["pid"] for row in rows(tmp_path)[rank]} == {pids[rank]} for rank in (0, 2))

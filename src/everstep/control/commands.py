@@ -107,6 +107,11 @@ class StartWorkers(Command, frozen=True):
     reason: str
     """Why this start, in words, for ``get_context()`` and the log."""
 
+    @property
+    def full(self) -> bool:
+        """A new epoch begins with it; otherwise others train on."""
+        return not any(generation for _, generation in self.generations)
+
 
 class StopWorkers(Command, frozen=True):
     """End these ranks on this host, then ``WorkersGone``. Without grace they are killed at once."""
@@ -166,6 +171,13 @@ class PhaseChanged(Record, frozen=True, tag="phase"):
     phase: str
     epoch: int
     """The present one; on ``starting`` the one that begins, so that its number is never used twice."""
+
+
+class GroupsStarting(Record, frozen=True, tag="starting"):
+    """These incarnations of replica groups begin, while others train; so that no number is used twice."""
+
+    epoch: int
+    generations: tuple[tuple[int, int], ...]
 
 
 class Waiting(Record, frozen=True, tag="waiting"):
@@ -271,6 +283,7 @@ AnyCommand = (
     | DiscardCheckpoint
     | EndRun
     | PhaseChanged
+    | GroupsStarting
     | Waiting
     | FailureSeen
     | RecoveryDecided

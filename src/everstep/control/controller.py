@@ -19,6 +19,7 @@ from everstep.control.ending import Ending
 from everstep.control.events import CheckpointRef, TimerName
 from everstep.control.failures import BUDGET_OF, Failure, Kind
 from everstep.control.group import Group
+from everstep.control.placement import groups_nowhere
 from everstep.control.recovery import Lost, Recovery, while_starting
 from everstep.control.relocation import NEW_CODE
 from everstep.control.run import Run
@@ -145,10 +146,12 @@ class Controller:
         run = self.run
         assert run.epoch <= adopted.epoch, "workers of an old epoch are not adopted"
         run.epoch = adopted.epoch
-        run.make_groups(adopted.assignments, dict(adopted.generations))
+        absent = groups_nowhere(adopted.assignments, adopted.assignments[0].num_groups)
+        run.make_groups((*adopted.assignments, *absent), dict(adopted.generations))
         for group in run.groups.values():
-            group.spawned = set(group.ranks)
-            group.ready = set(group.ranks)
+            if not group.nowhere:
+                group.spawned = set(group.ranks)
+                group.ready = set(group.ranks)
         slice_of = {a.host: a.slice for a in adopted.assignments}
         run.fleet.held = set(slice_of.values())
         if adopted.outdated:
@@ -162,6 +165,8 @@ class Controller:
         run.relocation.started(at)
         gone = [(host, name) for host, name in sorted(slice_of.items()) if not run.fleet.alive(host)]
         self._recovery.hosts_lost([Lost(host, name, _unlisted(host, at)) for host, name in gone], at)
+        if not run.relocation.outdated and not any(restart.full for restart in run.restarts):
+            self._recovery.find_places(at)
         self._reconsider(at)
 
     def _fenced(self, event: e.LeaseLost) -> None:

@@ -37,7 +37,7 @@ class Ending:
         if any(restart.incident is not None and not restart.incident.charged for restart in run.restarts):
             return  # that group's failure may yet be one too many
         replaced = {g for restart in run.restarts for g in restart.groups}
-        rest = [group for group in run.groups.values() if group.number not in replaced]
+        rest = [g for g in run.groups.values() if g.number not in replaced and not g.nowhere]
         if rest and all(group.finished for group in rest):
             end = c.EndRun(Outcome.FINISHED, None, (), "finished")
             self._begin(end, run.settings.deadlines.stop_grace_s, at)

@@ -121,7 +121,7 @@ class Fleet:
         for slices in (staying,) if staying_only or not self.noticed else (staying, everything):
             found = plan(
                 slices,
-                at_least=self.settings.workers_min,
+                at_least=self.settings.start_min,
                 at_most=self.settings.workers_max,
                 multiple_of=self.settings.group_size or 1,
                 prefer=self.held.union(*self.asked_for.values()),

@@ -25,7 +25,9 @@ class Group:
         self.returned: set[int] = set()
         self.stepped: set[int] = set()
         """Ranks that have reported since this incarnation started."""
-        self.gone: set[int] = set()
+        self.nowhere = all(member.nowhere for member in self.members.values())
+        """There is no place for it yet."""
+        self.gone: set[int] = set(self.ranks) if self.nowhere else set()
         """Ranks whose process is known to have ended, or to be lost with its host."""
         self.book = ReportBook(self.ranks, reported)
 

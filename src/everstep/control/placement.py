@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from everstep.topology.slices import HostId, HostView, Slice, SliceName, natural_key
+
+_NOWHERE = "?"
+"""What the names of hosts and slices begin with that don't exist. No label and no host name may."""
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -27,6 +30,11 @@ class Assignment(msgspec.Struct, frozen=True):
     group_rank: int
     group_size: int
 
+    @property
+    def nowhere(self) -> bool:
+        """It stands for a place that is yet to be found."""
+        return self.slice.startswith(_NOWHERE)
+
 
 class Placement(msgspec.Struct, frozen=True):
     """Whole slices, and how many workers each of their hosts gets."""
@@ -37,7 +45,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def world_size(self) -> int:
-        return sum(count for _, count in self.workers)
+        return sum(workers for _, workers in self.workers)
 
     @property
     def slice_names(self) -> frozenset[SliceName]:
@@ -119,25 +127,25 @@ def _fill_lone(lone: Sequence[HostView], workers: int, spread: bool) -> dict[Hos
     return counts
 
 
-def assign_ranks(placement: Placement, group_size: int | None) -> tuple[Assignment, ...]:
+def assign_ranks(placement: Placement, group_size: int | None, wanted: int = 0) -> tuple[Assignment, ...]:
     """Ranks 0..N-1 by slice, then host index, then local rank; replica groups are runs of consecutive
-    ranks.
+    ranks. Groups for which there is no room, of ``wanted`` workers in all, are placed nowhere.
     """
     world = placement.world_size
     size = group_size or world
     assert world % size == 0, f"{world} workers don't divide into groups of {size}"
     slice_of = {host.id: (i, s.name) for i, s in enumerate(placement.slices) for host in s.hosts}
     out: list[Assignment] = []
-    for node_rank, (host, count) in enumerate(placement.workers):
+    for node_rank, (host, workers) in enumerate(placement.workers):
         slice_id, name = slice_of[host]
-        for local_rank in range(count):
+        for local_rank in range(workers):
             rank = len(out)
             out.append(
                 Assignment(
                     rank=rank,
                     host=host,
                     local_rank=local_rank,
-                    local_world_size=count,
+                    local_world_size=workers,
                     node_rank=node_rank,
                     num_nodes=len(placement.workers),
                     world_size=world,
@@ -150,7 +158,77 @@ def assign_ranks(placement: Placement, group_size: int | None) -> tuple[Assignme
                     group_size=size,
                 )
             )
-    return tuple(out)
+    if group_size is None or wanted <= world:
+        return tuple(out)
+    out += groups_nowhere(out, wanted // size)
+    return tuple(
+        msgspec.structs.replace(
+            a,
+            num_nodes=len({b.host for b in out}),
+            world_size=wanted,
+            num_slices=len({b.slice for b in out}),
+            num_groups=wanted // size,
+        )
+        for a in out
+    )
+
+
+def groups_nowhere(placed: Sequence[Assignment], groups: int) -> list[Assignment]:
+    """Those of so many groups that have no place, as if they had lost one like the others': in slices that
+    don't exist, of the shape of those that do, so that they can move to any that comes.
+    """
+    present: dict[int, list[Assignment]] = {}
+    for a in placed:
+        present.setdefault(a.group_id, []).append(a)
+    missing = [number for number in range(groups) if number not in present]
+    model = min(_by_shared_slices(present), key=len)
+    enough = range(len(placed) + len(missing) * placed[0].group_size)
+    nodes = iter(sorted(set(enough) - {a.node_rank for a in placed}))
+    slices = iter(sorted(set(enough) - {a.slice_id for a in placed}))
+    node_ranks: dict[HostId, int] = {}
+    slice_ids: dict[SliceName, int] = {}
+    out: list[Assignment] = []
+    for first in range(0, len(missing), len(model)):
+        prefix = f"{_NOWHERE}{missing[first]}/"
+        piece = [
+            msgspec.structs.replace(
+                a,
+                rank=number * a.group_size + a.group_rank,
+                group_id=number,
+                host=prefix + a.host,
+                slice=prefix + a.slice,
+            )
+            for number, members in zip(missing[first:], model, strict=False)
+            for a in members
+        ]
+        for a in piece:
+            if a.host not in node_ranks:
+                node_ranks[a.host] = next(nodes)
+            if a.slice not in slice_ids:
+                slice_ids[a.slice] = next(slices)
+            out.append(
+                msgspec.structs.replace(
+                    a,
+                    local_world_size=sum(b.host == a.host for b in piece),
+                    node_rank=node_ranks[a.host],
+                    slice_id=slice_ids[a.slice],
+                )
+            )
+    return out
+
+
+def _by_shared_slices(groups: Mapping[int, list[Assignment]]) -> list[list[list[Assignment]]]:
+    """Groups that have a slice in common come and go together. Their numbers follow each other."""
+    found: list[list[list[Assignment]]] = []
+    last: set[SliceName] = set()
+    for _, members in sorted(groups.items()):
+        mine = {a.slice for a in members}
+        if mine & last:
+            found[-1].append(members)
+        else:
+            found.append([members])
+        last = mine
+    return found
 
 
 def move_slices(
@@ -168,23 +246,29 @@ def move_slices(
     """
     standing = {s.name: s for s in whole}
     left = list(spare)
-    moved: dict[HostId, HostView] = {}
+    must: list[dict[HostId, int]] = []
+    """Workers by host, of the slices that aren't whole."""
+    may: list[dict[HostId, int]] = []
     for name in sorted({a.slice for a in moving}, key=natural_key):
         workers = {a.host: 0 for a in sorted(everyone, key=lambda a: a.rank) if a.slice == name}
         for a in moving:
             if a.slice == name:
                 workers[a.host] += 1
         same = standing.get(name)
-        if same is not None and not {host for host, n in workers.items() if n} <= {h.id for h in same.hosts}:
+        if same is None:
+            must.append(workers)
+        elif not {host for host, n in workers.items() if n} <= {h.id for h in same.hosts}:
             left.insert(0, same)  # whole again, with other machines
-            same = None
-        if same is not None and name not in leave:
-            continue
+            must.append(workers)
+        elif name in leave:
+            may.append(workers)
+    moved: dict[HostId, HostView] = {}
+    for i, workers in enumerate([*must, *may]):
         fitting = next((s for s in left if _fits(list(workers.values()), s)), None)
         if fitting is not None:
             left.remove(fitting)
             moved.update(zip(workers, fitting.hosts, strict=True))
-        elif same is None:
+        elif i < len(must):
             return ()
     return tuple(
         msgspec.structs.replace(a, host=moved[a.host].id, slice=moved[a.host].slice) if a.host in moved else a

@@ -89,7 +89,8 @@ class Placing:
 
     def _assign_all(self, at: float) -> tuple[Assignment, ...]:
         placement = self._run.fleet.place_all(at)
-        return assign_ranks(placement, self._run.settings.group_size) if placement else ()
+        settings = self._run.settings
+        return assign_ranks(placement, settings.group_size, settings.workers_max) if placement else ()
 
     def _assign_again(self, restart: Restart, at: float) -> tuple[Assignment, ...]:
         run = self._run
@@ -107,9 +108,9 @@ class Placing:
     def say_shortage(self, restart: Restart, at: float) -> None:
         run = self._run
         if restart.full:
-            wanted = f"at least {run.settings.workers_min} workers in whole free slices"
+            wanted = f"at least {run.settings.start_min} workers in whole free slices"
         else:
             wanted = f"a free slice for replica groups {', '.join(map(str, sorted(restart.groups)))}"
         message = f"need {wanted}; {run.fleet.shortage()}"
-        run.do(c.Waiting(at, run.settings.workers_min, message))
+        run.do(c.Waiting(at, run.settings.start_min, message))
         run.do(c.SetTimer(TimerName.SAY_SHORTAGE, restart.key, at + run.settings.deadlines.capacity_log_s))

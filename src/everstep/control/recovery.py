@@ -283,7 +283,8 @@ class Recovery:
         self, groups: Collection[int], *, full: bool, incident: Incident | None, reason: str, at: float
     ) -> Restart:
         run = self._run
-        stage = run.phase if full else Phase.RUNNING
+        some = Phase.NEW if all(run.groups[g].nowhere for g in groups) else Phase.RUNNING
+        stage = run.phase if full else some
         restart = Restart(run.next_key(), stage=stage, full=full, incident=incident, reason=reason, began=at)
         restart.cover([run.groups[g] for g in sorted(run.groups if full else groups)], run.epoch)
         run.restarts.append(restart)
@@ -445,10 +446,12 @@ class Recovery:
             run.relocation.outdated = False
             run.do(c.CancelTimer(TimerName.BOUNDARY, 0))
         restart.ordered = restart.spawned = at
-        run.make_groups(restart.assignments, generations)
+        run.make_groups((*restart.assignments, *restart.absent), generations)
         restart.groups = {a.group_id for a in restart.assignments}
         run.fleet.release(run.fleet.held - run.used_by_others(restart) - restart.slices)
         run.stage(restart, Phase.STARTING, at)
+        if not restart.full:
+            run.do(c.GroupsStarting(at, run.epoch, self._generations(restart)))
         newest = run.checkpoints.newest
         run.do(
             c.StartWorkers(
@@ -493,7 +496,22 @@ class Recovery:
         if restart.rung is not Rung.FIRST_START:
             self._awaiting_step.append(restart)
             self.check_stepped(at)
+        if restart.full:
+            self.find_places(at)
         return True
+
+    def find_places(self, at: float) -> None:
+        """Groups that have none get one once there is room, and the others never stop for it."""
+        run = self._run
+        together: dict[frozenset[SliceName], set[int]] = {}
+        for group in run.groups.values():
+            if group.nowhere:
+                together.setdefault(frozenset(group.slices()), set()).add(group.number)
+        for groups in together.values():
+            restart = self.begin(groups, full=False, incident=None, reason="there is room for it now", at=at)
+            self.placing.place(restart, at)
+            if restart.full:
+                return  # too few have a place, and all wait
 
     def _tell_start(self, restart: Restart, at: float) -> None:
         first = restart.assignments[0]
@@ -503,8 +521,8 @@ class Recovery:
                 at,
                 self._run.epoch,
                 self._generations(restart),
-                first.world_size,
-                first.num_slices,
+                len(restart.assignments) if restart.full else first.world_size,
+                len(restart.slices) if restart.full else first.num_slices,
                 restart.rung,
                 restart.reason,
                 newest.folder if newest else None,

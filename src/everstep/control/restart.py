@@ -63,9 +63,11 @@ class Restart:
 
     def assign(self, assignments: tuple[Assignment, ...]) -> None:
         """Where its workers go; nowhere yet, or any more, if empty."""
-        self.assignments = assignments
-        self.hosts = frozenset(a.host for a in assignments)
-        self.slices = frozenset(a.slice for a in assignments)
+        self.absent = tuple(a for a in assignments if a.nowhere)
+        """Of groups that have to wait for a place, when the others start."""
+        self.assignments = tuple(a for a in assignments if not a.nowhere) if self.absent else assignments
+        self.hosts = frozenset(a.host for a in self.assignments)
+        self.slices = frozenset(a.slice for a in self.assignments)
 
     @property
     def has_workers(self) -> bool:
@@ -74,6 +76,7 @@ class Restart:
     def cover(self, groups: Collection[Group], epoch: int) -> None:
         """These groups, as they are now, are what is restarted."""
         self.groups = {group.number for group in groups}
+        groups = [group for group in groups if not group.nowhere]
         self.old_epoch = epoch
         self.old_furthest = max((group.book.furthest for group in groups), default=0)
         self.old_slices = frozenset(name for group in groups for name in group.slices())
@@ -88,10 +91,10 @@ class Restart:
 
     def find_rung(self) -> Rung:
         """Which rung of the ladder this start is, read off its result."""
-        if self.old_world == 0:
-            return Rung.FIRST_START
         if not self.full:
             return Rung.REPLACE_GROUPS
+        if self.old_world == 0:
+            return Rung.FIRST_START
         if self.origin is None:
             return Rung.RESIZE
         if len(self.assignments) < self.old_world:

@@ -26,3 +26,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     group_attempts: int = 3
     """Failed starts of a replacement before everything restarts instead."""
     deadlines: Deadlines = Deadlines()
+
+    @property
+    def start_min(self) -> int:
+        """Workers without whose place none is started."""
+        return max(self.workers_min, self.groups_min * (self.group_size or 0))

@@ -14,7 +14,13 @@ import msgspec
 from everstep.checkpoint import Checkpoint, Result
 from everstep.config import CheckpointConfig
 from everstep.control.checkpoints import Checkpoints
-from everstep.control.commands import GroupStarted, PhaseChanged, PreemptionSeen, RecoveryDecided
+from everstep.control.commands import (
+    GroupsStarting,
+    GroupStarted,
+    PhaseChanged,
+    PreemptionSeen,
+    RecoveryDecided,
+)
 from everstep.control.events import CheckpointRef, Notice
 from everstep.control.failures import Budget
 from everstep.driver import journal
@@ -60,6 +66,8 @@ class History:
     """Of the budgets, since the run was last started (not taken over)."""
     notices: dict[str, Notice] = field(default_factory=dict)
     """Preemption notices that were not taken back, by slice; deadlines in UNIX time."""
+    _generations: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The last incarnation of a replica group that was begun, by epoch and group; of a first, none."""
     _wall_ahead: float = 0.0
     """From the clock of the driver that wrote a record to UNIX time."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
@@ -112,6 +120,8 @@ class History:
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
             case GroupStarted() | PhaseChanged():
                 self.last_epoch = max(self.last_epoch, record.epoch)
+            case GroupsStarting():
+                self._generations.update(((record.epoch, g), number) for g, number in record.generations)
             case RecoveryDecided():
                 self.spent[Budget(record.budget)] = record.spent
             case PreemptionSeen():
@@ -136,6 +146,10 @@ class History:
             Notice(notice.slice, notice.deadline - wall_ahead, notice.hosts)
             for notice in self.notices.values()
         )
+
+    def generations(self, epoch: int) -> dict[int, int]:
+        """The last that were begun, by replica group, of those that were replaced in this epoch."""
+        return {group: number for (of, group), number in self._generations.items() if of == epoch}
 
     def reports(self, epoch: int) -> dict[tuple[int, int], dict[int, msgspec.Raw]]:
         """An epoch's reports by (replica group, generation) and index, if it is the last that has any."""

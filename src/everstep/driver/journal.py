@@ -155,6 +155,7 @@ AnyRecord = (
     | Closed
     | Snapshot
     | c.PhaseChanged
+    | c.GroupsStarting
     | c.Waiting
     | c.FailureSeen
     | c.RecoveryDecided

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 from everstep.agent import wire
 from everstep.control.events import Adopted
 from everstep.driver.streams import Key, Stream
-from everstep.topology.slices import HostId
+from everstep.topology.slices import HostId, SliceName
 
 
 class LeftBehind:
-    """The inventories of the agents, and what they tell again, kept until it is known what to do with it."""
+    """The inventories of the agents, and what they tell again, kept until it is known what to do with it.
+
+    Workers are kept by replica groups, whole ones; without such groups that means all or none.
+    """
 
     def __init__(self, hosts: list[HostId]) -> None:
         self.hosts = hosts
@@ -25,6 +29,8 @@ class LeftBehind:
         self._untold = set(hosts)
         self._held: dict[tuple[int, int], tuple[HostId, wire.Held]] = {}
         self._told: list[tuple[HostId, wire.AnyFromAgent]] = []
+        self._broken: set[int] = set()
+        """Groups that can't be kept."""
         self._changed = asyncio.Event()
 
     def hear(self, host: HostId, message: wire.AnyFromAgent) -> None:
@@ -68,18 +74,32 @@ class LeftBehind:
     def _current(self) -> list[tuple[HostId, wire.Held]]:
         return [entry for (epoch, _), entry in sorted(self._held.items()) if epoch == self.epoch]
 
-    def why_not_whole(self) -> str:
-        """Nothing, if every rank of the newest epoch is here; else what is missing."""
-        if self._untold:
-            return f"no answer from {', '.join(sorted(self._untold))}"
+    def give_up_broken(self, slice_of: Mapping[HostId, SliceName]) -> str:
+        """Leave out groups of the newest epoch that can't go on: somebody is missing, or was told to end, or
+        had not joined; and those that share a slice with one of them. Says why, if there are any.
+        """
         current = self._current()
         if not current:
             return "none is left"
-        world = current[0][1].spec.member.world_size
-        missing = sorted(set(range(world)) - {held.spec.member.rank for _, held in current})
-        if missing:
-            return f"ranks {', '.join(map(str, missing))} are gone"
-        # A group that was still meeting waits for words of a driver that is dead.
+        size, world = current[0][1].spec.member.group_size, current[0][1].spec.member.world_size
+        here = {held.spec.member.rank: held for _, held in current}
+        streams = self._heard_streams()
+        told = {r for r, held in here.items() if held.stopping and not streams[r].returned}
+        unfit = {
+            "are gone": set(range(world)) - here.keys(),
+            "had been told to end": told,
+            # A group that was still meeting waits for words of a driver that is dead.
+            "had not joined yet": {rank for rank, stream in streams.items() if not stream.joined} - told,
+        }
+        self._broken = {rank // size for ranks in unfit.values() for rank in ranks}
+        self._spread_along_slices(slice_of)
+        why = [f"ranks {', '.join(map(str, sorted(ranks)))} {what}" for what, ranks in unfit.items() if ranks]
+        if self._untold:
+            why.append(f"no answer from {', '.join(sorted(self._untold))}")
+        return "; ".join(why)
+
+    def _heard_streams(self) -> dict[int, Stream]:
+        """By rank, with all that was said."""
         streams = self.streams()
         for _, message in self.messages():
             if isinstance(message, wire.FromWorker):
@@ -87,43 +107,59 @@ class LeftBehind:
                 if stream is not None:
                     words = list(stream.feed(message.data))
                     stream.returned = any(isinstance(word, wire.Returned) for word in words)
-        told = {held.spec.member.rank for _, held in current if held.stopping}
-        ending = sorted(rank for (_, _, rank), s in streams.items() if rank in told and not s.returned)
-        if ending:
-            return f"ranks {', '.join(map(str, ending))} had been told to end"
-        waiting = sorted(key[2] for key, stream in streams.items() if not stream.joined)
-        return f"ranks {', '.join(map(str, waiting))} had not joined yet" if waiting else ""
+        return {rank: stream for (_, _, rank), stream in streams.items()}
 
-    def adopted(self) -> Adopted:
-        current = [held.spec for _, held in self._current()]
-        generations = {spec.assignment.group_id: spec.generation for spec in current}
+    def _spread_along_slices(self, slice_of: Mapping[HostId, SliceName]) -> None:
+        """A slice that is used in part, or has a host that nobody is on, is started anew as a whole."""
+        places = [held.spec.assignment for _, held in self._current()]
+        on = Counter(a.host for a in places)
+        spoilt = {a.slice for a in places if on[a.host] < a.local_world_size}
+        spoilt |= {slice_of[host] for host in self.hosts if host in slice_of and not on[host]}
+        while True:
+            spoilt |= {a.slice for a in places if a.group_id in self._broken}
+            more = {a.group_id for a in places if a.slice in spoilt} - self._broken
+            if not more:
+                return
+            self._broken |= more
+
+    def adopted(self, begun: Mapping[int, int]) -> Adopted:
+        """``begun``: the last incarnations that were begun, of groups that were replaced."""
+        specs = [held.spec for _, held in self._kept()]
+        generations = {**begun, **{spec.assignment.group_id: spec.generation for spec in specs}}
         return Adopted(
             self.epoch,
-            tuple(spec.assignment for spec in current),
+            tuple(spec.assignment for spec in specs),
             tuple(sorted(generations.items())),
             self.outdated,
         )
 
+    def _kept(self) -> list[tuple[HostId, wire.Held]]:
+        return [entry for entry in self._current() if entry[1].spec.assignment.group_id not in self._broken]
+
+    def kept_hosts(self) -> set[HostId]:
+        return {host for host, _ in self._kept()}
+
     def fingerprints(self) -> set[str]:
         """Of the code that they run."""
-        return {held.spec.fingerprint for _, held in self._current()}
+        return {held.spec.fingerprint for _, held in self._kept()}
 
     def streams(self) -> dict[Key, Stream]:
         return {
             (held.spec.epoch, held.spec.generation, held.spec.member.rank): Stream(
                 held.spec.assignment, held.spec.generation, held.offset, held.state
             )
-            for _, held in self._current()
+            for _, held in self._kept()
         }
 
     def pids(self) -> dict[int, int]:
-        return {held.spec.member.rank: held.pid for _, held in self._current()}
+        return {held.spec.member.rank: held.pid for _, held in self._kept()}
 
-    def running(self) -> dict[tuple[HostId, int], list[int]]:
-        """Ranks by host and generation."""
+    def broken(self) -> dict[tuple[HostId, int], list[int]]:
+        """Ranks of the groups that are left out, by host and generation."""
         found: dict[tuple[HostId, int], list[int]] = {}
         for host, held in self._current():
-            found.setdefault((host, held.spec.generation), []).append(held.spec.member.rank)
+            if held.spec.assignment.group_id in self._broken:
+                found.setdefault((host, held.spec.generation), []).append(held.spec.member.rank)
         return found
 
     def messages(self) -> Iterator[tuple[HostId, wire.AnyFromAgent]]:

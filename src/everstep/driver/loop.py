@@ -41,7 +41,7 @@ from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
 from everstep.storage import checkpoints as store
-from everstep.topology.slices import HostId, HostView, natural_key
+from everstep.topology.slices import HostId, HostView, SliceName, natural_key
 
 _FLUSH_S = 0.2
 _LOOK_S = 2.0
@@ -104,6 +104,7 @@ class Driver:
         self._stopping = False
         self._journal_fails = False
         self._folder_gone = False
+        self._slice_of: dict[HostId, SliceName] = {}
         self._left: LeftBehind | None = None
         """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
@@ -149,7 +150,7 @@ class Driver:
                     let_go=tuple(self._history.let_go.values()),
                     spent=tuple(self._history.spent.items()) if left is not None else (),
                     notices=self._history.notices_by(time.time() - time.monotonic()),
-                    adopted=left.adopted() if left is not None else None,
+                    adopted=left.adopted(self._history.generations(left.epoch)) if left is not None else None,
                 )
             )
             if left is not None:
@@ -184,9 +185,7 @@ class Driver:
     # ------------------------------------------------------------------ taking a run over
 
     async def _take_over(self) -> LeftBehind | None:
-        """Ask agents that hold workers of this run what they have. Whole worker groups are kept; others are
-        ended.
-        """
+        """Ask agents that hold workers of this run what they have. What can go on is kept."""
         hosts = self._engine.held()
         if not hosts:
             return None
@@ -195,13 +194,20 @@ class Driver:
             self._engine.claim(host)
         await left.wait(left.told, self._limits.heartbeat_timeout_s)
         self._history.last_epoch = max(self._history.last_epoch, left.epoch)
-        why_not = left.why_not_whole()
-        if not why_not:
-            self._left = None
+        why_not = left.give_up_broken(self._slice_of)
+        if why_not:
+            self._observer.say(f"workers of an earlier driver are ended: {why_not}")
+            await self._end_broken(left)
+        self._left = None
+        kept = left.kept_hosts()
+        for host in hosts:
+            if host not in kept:
+                self._engine.unclaim(host)
+        if kept:
             self._streams = left.streams()
             self._pids = left.pids()
             left.outdated = left.fingerprints() != {self._job.fingerprint}
-            self._prepared = set() if left.outdated else set(left.hosts)
+            self._prepared = set() if left.outdated else kept
             self._reports = {of: dict(rows) for of, rows in self._history.reports(left.epoch).items()}
             for group in {stream.assignment.group_id for stream in self._streams.values()}:
                 self._meet(group, left.epoch)
@@ -217,15 +223,13 @@ class Driver:
                     f"(after {self._limits.boundary_s:g} s in any case: Deadlines.boundary_s)"
                 )
             return left
-        self._observer.say(f"the workers of an earlier driver are ended: {why_not}")
-        for (host, generation), ranks in left.running().items():
+        return None
+
+    async def _end_broken(self, left: LeftBehind) -> None:
+        for (host, generation), ranks in left.broken().items():
             left.stopping.add((host, generation))
             self._engine.send(host, wire.Stop(self._lease, left.epoch, generation, ranks, 0.0))
         await left.wait(left.stopped, self._limits.kill_s)
-        self._left = None
-        for host in hosts:
-            self._engine.unclaim(host)
-        return None
 
     def _damaged(self, folder: str, reason: str) -> None:
         if folder in self._history.checkpoints:
@@ -341,6 +345,7 @@ class Driver:
     # ------------------------------------------------------------------ the engine's words (Sink)
 
     def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
+        self._slice_of = {view.id: view.slice for view in hosts}
         self.emit(e.CapacityChanged(at=time.monotonic(), hosts=hosts))
 
     def on_reserved(self, reservation: int) -> None:
@@ -653,9 +658,11 @@ class Driver:
     def _exited(self, host: HostId, message: wire.Exited) -> None:
         key = (message.epoch, message.generation, message.rank)
         self.tails[key] = message
-        if not message.by_us and message.code != 0 and not self._job.store.is_local:
-            self._keep_tail(message)
         stream = self._streams.get(key)
+        # Who has said that it failed may be ended by us before it ends itself.
+        failed = (stream is not None and stream.failed) or (not message.by_us and message.code != 0)
+        if failed and not self._job.store.is_local:
+            self._keep_tail(message)
         if stream is None or message.by_us or stream.failed or stream.returned:
             return
         stream.failed = True

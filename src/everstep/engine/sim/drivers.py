@@ -225,7 +225,9 @@ class Drivers:
             self._say_again(adopted)
 
     def _adoptable(self) -> e.Adopted | None:
-        """The workers of the newest epoch, if every one of them is there and trains or has returned."""
+        """The groups of the newest epoch of which every worker is there, and trains or has returned; without
+        those that share a slice with one that isn't.
+        """
         if not self.started or self.started[-1].epoch != self._last_epoch:
             return None
         places: dict[int, Assignment] = {}
@@ -234,17 +236,26 @@ class Drivers:
             if start.epoch == self._last_epoch:
                 places.update((a.rank, a) for a in start.assignments)
                 generations.update(start.generations)
-        for place in places.values():
-            host = self.world.hosts[place.host]
-            worker = self._worker(place, generations[place.group_id])
-            fine = host.listed and host.template and not host.frozen and not host.stuck
-            if not fine or worker is None or worker.stuck:
-                return None
-            if worker.life is not Life.RETURNED and (worker.life is not Life.TRAINING or worker.stopping):
-                return None
-        found = tuple(places[rank] for rank in sorted(places))
+        broken = {a.group_id for a in places.values() if not self._is_kept(a, generations[a.group_id])}
+        while True:
+            spoilt = {a.slice for a in places.values() if a.group_id in broken}
+            more = {a.group_id for a in places.values() if a.slice in spoilt} - broken
+            if not more:
+                break
+            broken |= more
+        found = tuple(a for _, a in sorted(places.items()) if a.group_id not in broken)
+        if not found:
+            return None
         outdated = self.world.chance(self.world.scenario.new_code)
         return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())), outdated)
+
+    def _is_kept(self, place: Assignment, generation: int) -> bool:
+        host = self.world.hosts[place.host]
+        worker = self._worker(place, generation)
+        if worker is None or worker.stuck or not host.listed or not host.template:
+            return False
+        trains = worker.life is Life.TRAINING and not worker.stopping
+        return not host.frozen and not host.stuck and (trains or worker.life is Life.RETURNED)
 
     def _worker(self, place: Assignment, generation: int) -> Worker | None:
         for worker in self.world.hosts[place.host].workers:

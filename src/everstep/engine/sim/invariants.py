@@ -73,9 +73,10 @@ class Invariants:
             self._failed_starts.clear()
             if event.adopted is not None:
                 self._places = {a.rank: a for a in event.adopted.assignments}
+        self._told.hear(event)
         if isinstance(event, e.CapacityChanged):
             self._news.append(now)
-        self._told.hear(event)
+            self._told.check_waiting(self.drivers.brain)
         for command in commands:
             if isinstance(command, c.CancelTimer | c.SetTimer):
                 continue
@@ -148,7 +149,11 @@ class Invariants:
             self._check_ranks(places)
         else:
             for a in places:
-                before = self._places[a.rank]
+                before = self._places.get(a.rank)
+                if before is None:  # there was no place for it until now
+                    known = next(iter(self._places.values()))
+                    self._require(a.world_size == known.world_size, "9: every worker agrees on N")
+                    continue
                 same = (
                     a.rank,
                     a.world_size,
@@ -187,13 +192,16 @@ class Invariants:
     def _check_ranks(self, places: tuple[Assignment, ...]) -> None:
         settings = self.scenario.settings
         n = len(places)
+        # Replica groups that have no place yet count as well.
+        wanted = n if settings.group_size is None else settings.workers_max
         self._require([a.rank for a in places] == list(range(n)), "9: ranks are dense")
-        self._require({a.world_size for a in places} == {n}, "9: every worker agrees on N")
+        self._require({a.world_size for a in places} == {wanted}, "9: every worker agrees on N")
         self._require(
             settings.workers_min <= n <= settings.workers_max, "the size is what the user asked for"
         )
         num_slices = len({a.slice for a in places})
-        self._require({a.num_slices for a in places} == {num_slices}, "9: every worker agrees on S")
+        self._require(len({a.num_slices for a in places}) == 1, "9: every worker agrees on S")
+        self._require(places[0].num_slices == num_slices or n < wanted, "9: S is the number of slices")
         self._require({a.slice_id for a in places} == set(range(num_slices)), "9: slice ids are dense")
         index = {h.id: h.index for h in self.world.hosts.values()}
         order = [(natural_key(a.slice), index[a.host], a.local_rank) for a in places]
@@ -239,7 +247,13 @@ class Invariants:
         """6."""
         budget = Budget(command.budget)
         self.spent[budget] += 1
-        self._require(BUDGET_OF[command.cause.kind] is budget, "6: a budget is spent by its own cause")
+        own = budget
+        if budget is Budget.REPLICAS:
+            own = Budget.FAILURES
+            self._require(
+                bool(command.groups), "6: what replacing groups may cost is spent by a full restart"
+            )
+        self._require(BUDGET_OF[command.cause.kind] is own, "6: a budget is spent by its own cause")
         self._require(command.spent == self.spent[budget], "6: one incident spends one")
         self._require(
             command.limit == -1 or command.spent <= command.limit, "6: no more is spent than there is"
@@ -255,8 +269,9 @@ class Invariants:
 
     def _may_spend(self, budget: Budget) -> bool:
         """Something happened that costs this; a loss of which nobody could hear before it came is one."""
-        unheard = budget is Budget.FAILURES and self.world.unheard
-        return unheard or bool(_MAY_SPEND[budget] & self.scenario.families)
+        cause = Budget.FAILURES if budget is Budget.REPLICAS else budget
+        unheard = cause is Budget.FAILURES and self.world.unheard
+        return unheard or bool(_MAY_SPEND[cause] & self.scenario.families)
 
     def _check_pause(self, command: c.RecoveryDecided, now: float) -> None:
         """Nothing retries without backoff; a slice that is taken away says nothing about the next one."""

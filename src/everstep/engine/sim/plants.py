@@ -149,9 +149,9 @@ def _no_pause(self: Backoff, at: float) -> float:
 _assign_ranks = placement.assign_ranks
 
 
-def _sparse_ranks(placement: Placement, group_size: int | None) -> tuple[Assignment, ...]:
+def _sparse_ranks(placement: Placement, group_size: int | None, wanted: int) -> tuple[Assignment, ...]:
     """Ranks by the number in the slice's name: whoever stays keeps its rank; a lost slice leaves a hole."""
-    dense = _assign_ranks(placement, group_size)
+    dense = _assign_ranks(placement, group_size, placement.world_size)
     first, width = {}, 0
     for number, name in enumerate(sorted({a.slice for a in dense}, key=lambda n: int(n.split("-")[1]))):
         members = [a for a in dense if a.slice == name]

@@ -36,8 +36,7 @@ class Processes:
         # A group that is replaced takes its state from a peer.
         step = max([step, *(w.step for w in peers if w.epoch == command.epoch)])
         generations = dict(command.generations)
-        whole = len(command.assignments) == command.assignments[0].world_size
-        damaged = command.checkpoint if whole and command.checkpoint in world.storage.damaged else None
+        damaged = command.checkpoint if command.full and command.checkpoint in world.storage.damaged else None
         for place in command.assignments:
             host = world.hosts[place.host]
             worker = Worker(place, command.epoch, generations[place.group_id], step, damaged)

@@ -133,10 +133,13 @@ def draw(seed: int, only: Family | None = None) -> Scenario:
     if only is not None:
         families = frozenset({only})
     limits = (-1, -1, -1, 0, 1, 3)
+    replicas = random.Random(f"replicas of {seed}")
     settings = Settings(
         workers_min=workers_min,
         workers_max=workers_max,
         group_size=group_size,
+        groups_min=workers_min // group_size if group_size is not None and elastic else 1,
+        max_replica_failures=replicas.choice((None, None, 0, 2)) if group_size is not None else None,
         max_failures=rng.choice(limits),
         controller_failure_limit=rng.choice(limits),
         max_preemption_failures=rng.choice(limits),

@@ -9,6 +9,7 @@ import msgspec
 
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
+from everstep.control.table import Phase
 from everstep.engine.sim.scenario import Scenario
 from everstep.engine.sim.violation import Violation
 from everstep.topology.slices import HostId, HostView, SliceName
@@ -76,6 +77,18 @@ class Told:
         if possible >= settings.workers_min:
             _require(
                 planned >= possible, f"7: {planned} workers are planned, and there is room for {possible}"
+            )
+
+    def check_waiting(self, brain: Controller) -> None:
+        """7: a replica group waits for a place only if there is none."""
+        run = brain.run
+        waiting = [r for r in run.restarts if r.stage is Phase.WAITING and not r.full]
+        for restart in waiting:
+            free = self.whole() - run.fleet.broken - run.fleet.noticed.keys() - run.used_by_others(restart)
+            needed = {name for g in restart.groups for name in run.groups[g].slices()}
+            _require(
+                len(free) < len(needed),
+                f"7: groups {sorted(restart.groups)} wait, and there is room in {sorted(free)}",
             )
 
     def _size(self, slices: int) -> int:

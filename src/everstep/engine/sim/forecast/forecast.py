@@ -342,14 +342,17 @@ class Forecast:
 
     def _start(self, command: c.StartWorkers) -> None:
         now = self.clock.now
-        first = command.assignments[0]
-        if len(command.assignments) == first.world_size:
+        if command.full:
             for crew in self._crews.values():
                 self._cut_off(crew, now, kept=False)
                 crew.turn(Category.RESTART, now, self.ledger)
             self._absent.turn(Category.WAITING, now, self.ledger)
-            self._absent.hosts = self.question.hosts - first.world_size
-            self._crews.clear()
+            self._absent.hosts = self.question.hosts - command.assignments[0].world_size
+            self._crews = {
+                group.number: Crew(len(group.ranks), Category.WAITING, now)
+                for group in self._brain.groups.values()
+                if group.nowhere
+            }
             self._places.clear()
         places: dict[int, list[Assignment]] = {}
         for place in command.assignments:
