@@ -173,6 +173,30 @@ def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_th
     assert start.checkpoint == "e1-g0-k2"
 
 
+def test_a_short_notice_has_one_checkpoint_and_no_step_is_lost() -> None:
+    hands = Hands(fixed(2), views("a", "b", "c"))
+    hands.notice("b.0", 16.0)
+    assert not hands.all(c.AskCheckpoint)
+    hands.pass_time(8.0)
+    assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.PREEMPTION]
+    hands.checkpoint(1)
+    start = hands.last(c.StartWorkers)
+    assert {a.slice for a in start.assignments} == {"a", "c"}
+    assert start.checkpoint == "e1-g0-k1"
+
+
+def test_with_nowhere_to_go_one_checkpoint_before_the_deadline_is_enough() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.notice("b.0", 16.0)
+    hands.pass_time(8.0)
+    hands.checkpoint(1)
+    assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.PREEMPTION, AskReason.NONE]
+    hands.capacity(*views("c"))  # there is, after all: another one, and then they go
+    assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
+    hands.checkpoint(2)
+    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k2"
+
+
 def test_a_refuge_that_is_ready_after_the_checkpoint_is_kept_until_it_is_needed() -> None:
     hands = Hands(fixed(2), views("a", "b", "c"))
     hands.silent.add(c.PrepareHost)

@@ -226,8 +226,8 @@ class Controller:
         for restart in list(run.restarts):
             if run.fleet.preparing.isdisjoint(restart.hosts):  # that was the last it waited for
                 self._recovery.placing.go_on(restart, event.at)
-        run.relocation.check_ready()
-        self._leave_if_due(event.at)
+        if run.relocation.check_ready():
+            self._reconsider(event.at)
 
     def _host_unprepared(self, event: e.HostUnprepared) -> None:
         run, failure = self.run, event.failure
@@ -322,7 +322,7 @@ class Controller:
         if ref.epoch == run.epoch:
             self._recovery.progressed()
         self._storage_changed(at)
-        if ref.epoch == run.epoch and run.relocation.saved(run.groups):
+        if ref.epoch == run.epoch and run.relocation.saved(run.groups, at):
             self._reconsider(at, just_saved=True)
         if run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
             self._change_over(run.relocation.change_over(run.groups, at), at)

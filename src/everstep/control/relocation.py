@@ -51,8 +51,8 @@ class Relocation:
         self._next_key = next_key
         self._is_leaving = False
         """What is kept is for workers whose slice will be taken away, and not for growth."""
-        self._saved_for: frozenset[SliceName] = frozenset()
-        """Slices with a notice since which a checkpoint was committed."""
+        self._saved: dict[SliceName, float] = {}
+        """When a checkpoint was last committed, of slices with a notice since which one was."""
         self._unlisted: dict[HostId, float] = {}
         """Deadlines of machines that the engine has not listed yet."""
         self._grow_from = 0.0
@@ -87,12 +87,13 @@ class Relocation:
         leaving = self.leaving(groups)
         self._is_leaving = bool(leaving)
         if leaving:
-            due = any(self._last_save(name) <= at < self.fleet.noticed[name] for name in leaving)
-            unsaved = not leaving <= self._saved_for
-            self._ask(AskReason.PREEMPTION if unsaved or due else AskReason.NONE)
             refuge = self._refuge(groups, restarting, taken, at)
             if refuge is not None:
                 self._take(refuge[1] - self.fleet.held, self._refuge_from, at)
+            place = refuge[1] if refuge is not None else frozenset()
+            ready = bool(place) and place <= self.fleet.held and self._is_ready()
+            wanted = any(self._wants_save(name, ready, at) for name in leaving)
+            self._ask(AskReason.PREEMPTION if wanted else AskReason.NONE)
             return
         if self.asked is AskReason.PREEMPTION:
             self._ask(AskReason.NONE)
@@ -170,13 +171,15 @@ class Relocation:
     def _is_ready(self) -> bool:
         return all(s.reserved and s.hosts <= self.fleet.prepared for s in self._standbys.values())
 
-    def check_ready(self) -> None:
+    def check_ready(self) -> bool:
+        """Whether there is a new place, and nothing of it is missing any more."""
         if not self._standbys or not self._is_ready():
-            return
+            return False
         for reservation in self._standbys:
             self._do(c.CancelTimer(TimerName.PREPARE, reservation))
         if self.asked is AskReason.NONE and not self._is_leaving:
             self._ask(AskReason.RESIZE)
+        return True
 
     def failed(self, reservation: int, at: float) -> None:
         """It was refused, or a time limit has passed."""
@@ -226,14 +229,24 @@ class Relocation:
 
     # ------------------------------------------------------------------ notices
 
-    def saved(self, groups: Groups) -> bool:
+    def saved(self, groups: Groups, at: float) -> bool:
         """A checkpoint was committed. If it was asked for because of a notice, another one is wanted only
         shortly before the slice is left. False: nobody asked for this one.
         """
         if self.asked is not AskReason.PREEMPTION:
             return False
-        self._saved_for = frozenset(self.leaving(groups))
+        self._saved.update(dict.fromkeys(self.leaving(groups), at))
         return True
+
+    def _wants_save(self, name: SliceName, ready: bool, at: float) -> bool:
+        """One at the notice, unless the last one comes soon, and one before the slice is left. If there is
+        nowhere to go yet, another one once there is.
+        """
+        last = self._last_save(name)
+        if at < last:
+            return name not in self._saved and last - at > self.settings.migrate_margin_s
+        saved = self._saved.get(name)
+        return at < self.fleet.noticed[name] and (ready or saved is None or saved < last)
 
     def _last_save(self, name: SliceName) -> float:
         """From when on a last checkpoint is wanted: once it is there, the workers leave."""
@@ -254,7 +267,7 @@ class Relocation:
             hosts = self.fleet.machines(name)
             self.fleet.notice(Notice(name, deadline, hosts))
             self._do(c.PreemptionSeen(at, name, deadline, hosts))
-            self._saved_for -= {name}
+            self._saved.pop(name, None)
             self.fleet.margins[name] = min(self.settings.migrate_margin_s, max(0.0, deadline - at) / 4)
             self._set_alarm(at)
 

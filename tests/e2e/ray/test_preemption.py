@@ -35,7 +35,7 @@ def test_a_draining_node_is_left_with_its_slice_at_one_checkpoint(
     run.finish()
     assert [d.budget for d in run.records(RecoveryDecided)] == ["max_preemption_failures"]
     assert len(run.records(GroupStarted)) == 2
-    assert len(run.records(CheckpointKept)) in (1, 2), "at the notice, and before leaving"
+    assert len(run.records(CheckpointKept)) == 1, "so short a notice has one, before leaving"
     assert [r.steps_lost for r in run.records(Recovered)] == [0]
 
 
