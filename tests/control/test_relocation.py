@@ -188,13 +188,24 @@ def test_a_short_notice_has_one_checkpoint_and_no_step_is_lost() -> None:
 def test_with_nowhere_to_go_one_checkpoint_before_the_deadline_is_enough() -> None:
     hands = Hands(fixed(2), views("a", "b"))
     hands.notice("b.0", 16.0)
-    hands.pass_time(8.0)
+    hands.pass_time(11.0)
+    assert not hands.all(c.AskCheckpoint)
+    hands.pass_time(1.0)
     hands.checkpoint(1)
     assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.PREEMPTION, AskReason.NONE]
-    hands.capacity(*views("c"))  # there is, after all: another one, and then they go
+    hands.capacity(*views("c"))  # there is, after all, and it is time
+    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
+
+
+def test_the_last_checkpoint_waits_for_the_place_to_go_to() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.notice("b.0", 16.0)
+    hands.pass_time(10.0)
+    assert not hands.all(c.AskCheckpoint)
+    hands.capacity(*views("c"))
     assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
-    hands.checkpoint(2)
-    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k2"
+    hands.checkpoint(1)
+    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
 
 
 def test_a_refuge_that_is_ready_after_the_checkpoint_is_kept_until_it_is_needed() -> None:

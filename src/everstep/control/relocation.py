@@ -239,14 +239,14 @@ class Relocation:
         return True
 
     def _wants_save(self, name: SliceName, ready: bool, at: float) -> bool:
-        """One at the notice, unless the last one comes soon, and one before the slice is left. If there is
-        nowhere to go yet, another one once there is.
+        """One at the notice, unless the last one comes soon; and the last one: once there is somewhere to go,
+        or there is no more time to wait for that.
         """
-        last = self._last_save(name)
+        last, saved, end = self._last_save(name), self._saved.get(name), self.fleet.noticed[name]
         if at < last:
-            return name not in self._saved and last - at > self.settings.migrate_margin_s
-        saved = self._saved.get(name)
-        return at < self.fleet.noticed[name] and (ready or saved is None or saved < last)
+            return saved is None and last - at > self.settings.migrate_margin_s
+        late = at >= end - self.fleet.margin(name)
+        return at < end and (ready or (late and (saved is None or saved < last)))
 
     def _last_save(self, name: SliceName) -> float:
         """From when on a last checkpoint is wanted: once it is there, the workers leave."""

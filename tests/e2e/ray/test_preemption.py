@@ -29,7 +29,7 @@ def test_a_draining_node_is_left_with_its_slice_at_one_checkpoint(
     run = Running(tmp_path, elastic_steps, 2, config={"save_every": "asked"})
     epoch = run.until_training(2)
     cluster.add_slice("slice-1")
-    cluster.drain(first[1], 16.0)
+    cluster.drain(first[1], 20.0)
     run.until_training(2, epoch)
     run.until_steps()
     run.finish()
