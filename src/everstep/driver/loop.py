@@ -35,8 +35,10 @@ from everstep.driver.job import Job
 from everstep.driver.leftbehind import LeftBehind
 from everstep.driver.lighthouse import Lighthouse
 from everstep.driver.meeting import Meeting
+from everstep.driver.notices import Notices
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
+from everstep.driver.rows import Rows
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
@@ -50,9 +52,6 @@ _LOOK_S = 2.0
 def stop_request(lease: int) -> str:
     """The object that asks the owner of this lease to stop. Of a lease that is over, it means nothing."""
     return f"requests/stop-{lease}"
-
-
-_EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
 
 
 class Driver:
@@ -84,20 +83,12 @@ class Driver:
         """By replica group."""
         self._agreement = Agreement(self._tell, self._lease)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="everstep-disk")
-        self._reports: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
-        """What the leaders of replica groups report in this epoch, by (group, generation) and index."""
-        self._speaker = 0
-        """The group whose reports are the run's metrics: the first that trains."""
-        self._rows: list[msgspec.Raw] = []
-        """Of these, what is not in the journal yet."""
-        self._rows_of = (0, 0, 0)
-        """(epoch, group, generation) of those."""
-        self._rows_from = 1
+        self._rows = Rows(self._write_rows)
         self.value: Any = None
         """What rank 0 returned, or the leader of another group if rank 0's is not there at the end."""
         self._prepared: set[HostId] = set()
         self._pids: dict[int, int] = {}
-        self._notices: dict[HostId, float] = {}
+        self._notices = Notices(self._agreement.propose)
         self._committing: set[tuple[int, int, int]] = set()
         """(replica group, generation, index) of checkpoints that are being committed."""
         self._starts: set[asyncio.Task[None]] = set()
@@ -165,7 +156,7 @@ class Driver:
             # Who was replaced changes nothing on its way out: hosts, journal and registry are another's now.
             fenced = self.ended is not None and self.ended.outcome is c.Outcome.FENCED
             if not fenced:
-                self._flush_rows()
+                self._rows.flush()
                 self._write(self._closing())
                 forget_run(self._job.name)
             await self._engine.close(keep_hosts=fenced)
@@ -208,7 +199,7 @@ class Driver:
             self._pids = left.pids()
             left.outdated = left.fingerprints() != {self._job.fingerprint}
             self._prepared = set() if left.outdated else kept
-            self._reports = {of: dict(rows) for of, rows in self._history.reports(left.epoch).items()}
+            self._rows.recall(self._history.reports(left.epoch))
             for group in {stream.assignment.group_id for stream in self._streams.values()}:
                 self._meet(group, left.epoch)
             self._restart_agreement(left.epoch)
@@ -275,7 +266,8 @@ class Driver:
         """Something may have changed: who speaks for the run, and which hosts need to know the lighthouse."""
         run = self.controller.run
         replaced = {group for restart in run.restarts for group in restart.groups}
-        self._speaker = min(run.groups.keys() - replaced, default=0)
+        present = {number for number, group in run.groups.items() if not group.nowhere}
+        self._rows.speaker = min(present - replaced, default=0)
         if self._lighthouse is not None:
             fleet = run.fleet
             ours = [host for host in fleet.hosts.values() if host.alive and host.slice in fleet.held]
@@ -431,29 +423,20 @@ class Driver:
     def _noticed(self, host: HostId, grace_s: float | None) -> None:
         now = time.monotonic()
         if grace_s is None:
-            self._notices.pop(host, None)
+            self._notices.hear(host, None)
             self.emit(e.NoticeCancelled(at=now, host=host))
         else:
-            self._notices[host] = now + grace_s
+            self._notices.hear(host, now + grace_s)
             self.emit(e.PreemptionNotice(at=now, host=host, deadline=now + grace_s))
         self._tell_notices()
 
     def _tell_notices(self) -> None:
-        """Let every rank know which hosts go; a notice for one host of a slice means all of it."""
-        if self.controller.phase is not Phase.RUNNING:
-            return  # told when they are
-        now = time.monotonic()
-        slices = {s.assignment.slice for s in self._current_streams() if s.assignment.host in self._notices}
-        ranks: dict[str, list[int]] = {}
-        for stream in self._current_streams():
-            if stream.assignment.slice in slices:
-                ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
-        deadline = min(self._notices.values(), default=now) - now + time.time()
-        self._agreement.propose(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+        if self.controller.phase is Phase.RUNNING:  # else they are told when they train
+            self._notices.tell(self._current_streams())
 
     def _tell_newcomers(self) -> None:
         """Workers that have just started know nothing yet of what is pending."""
-        if any(s.assignment.host in self._notices for s in self._current_streams()):
+        if self._notices.concern(self._current_streams()):
             self._tell_notices()
         asked = self.controller.asked
         if asked is not c.AskReason.NONE:
@@ -475,8 +458,7 @@ class Driver:
             del self._streams[key]
             self._pids.pop(key[2], None)
         if not self._streams:
-            self._flush_rows()
-            self._reports.clear()
+            self._rows.restart()
             self._agreement.restart(command.epoch, {})
             if replaced and self._lighthouse is not None:
                 self._lighthouse.renew()
@@ -542,7 +524,7 @@ class Driver:
                 if word.owed:
                     owed.append(word.index)
                 if stream.assignment.group_rank == 0:
-                    self._keep(stream, word.index, word.metrics)
+                    self._rows.add(self.controller.epoch, stream, word.index, word.metrics)
                 if self._all_metrics:
                     self._observer.reported(
                         Incarnation(message.epoch, stream.assignment.group_id, message.generation),
@@ -561,32 +543,12 @@ class Driver:
             self._heard_word(key, stream, word)
         self._tell_reports(key, stream, before, owed, parts, restore_s)
 
-    def _keep(self, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
-        """A report of a group's leader: it goes with a checkpoint, and may be one of the run's own."""
-        of = (stream.assignment.group_id, stream.generation)
-        known = self._reports.setdefault(of, {})
-        if index in known:
-            return  # told again, and in the journal already
-        known[index] = metrics
-        if of[0] == self._speaker:
-            whose = (self.controller.epoch, *of)
-            if (whose, index) != (self._rows_of, self._rows_from + len(self._rows)):
-                self._flush_rows()
-                self._rows_of, self._rows_from = whose, index
-            self._rows.append(metrics)
-
-    def _newest_row(self, stream: Stream) -> list[msgspec.Raw]:
-        of = (stream.assignment.group_id, stream.generation)
-        speaks = stream.assignment.group_rank == 0 and of[0] == self._speaker
-        row = self._reports.get(of, {}).get(stream.upto) if speaks else None
-        return [] if row is None else [row]
-
     def _tell_reports(
         self, key: Key, stream: Stream, before: int, owed: list[int], parts: list[Any], restore_s: float
     ) -> None:
         if stream.upto == before and not parts:
             return
-        self._observer.progress(key[2], key[0], stream.upto, self._newest_row(stream))
+        self._observer.progress(key[2], key[0], stream.upto, self._rows.newest(stream))
         self.emit(
             e.Reported(
                 at=time.monotonic(),
@@ -740,8 +702,7 @@ class Driver:
     def _commit(self, command: c.CommitCheckpoint) -> None:
         ready = command.checkpoint
         run = self._job.store
-        rows = self._reports.get((command.group, command.generation), {})
-        metrics = rows.get(ready.index, _EMPTY)
+        metrics = self._rows.with_checkpoint(command.group, command.generation, ready.index)
         ranks = [rank for rank, _ in ready.parts]
         under_way = (command.group, command.generation, ready.index)
         self._committing.add(under_way)
@@ -758,7 +719,7 @@ class Driver:
                 self._observer.say(f"checkpoint {ready.folder} could not be committed: {outcome}")
                 self.emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(outcome)))
             else:
-                self._flush_rows()
+                self._rows.flush()
                 self._write(
                     journal.Committed(
                         now,
@@ -808,7 +769,7 @@ class Driver:
             self._tell_newcomers()
         elif isinstance(record, c.PreemptionSeen) and record.deadline is None:
             gone = {s.assignment.host for s in self._current_streams() if s.assignment.slice == record.slice}
-            self._notices = {host: at for host, at in self._notices.items() if host not in gone}
+            self._notices.forget(gone)
             self._tell_notices()
 
     def _write(self, record: journal.AnyRecord) -> None:
@@ -816,13 +777,9 @@ class Driver:
         if not isinstance(record, journal.Metrics | journal.Opened):
             self._history.apply(record)
 
-    def _flush_rows(self) -> None:
-        if self._rows:
-            epoch, group, generation = self._rows_of
-            self._write(journal.Metrics(epoch, self._rows_from, self._rows, group, generation))
-            self._history.metrics.extend(self._rows)
-            self._rows_from += len(self._rows)
-            self._rows = []
+    def _write_rows(self, record: journal.Metrics) -> None:
+        self._write(record)
+        self._history.metrics.extend(record.rows)
 
     async def _keep_flushing(self) -> None:
         """Make durable what has been written, say that we live, and let the agents forget what they need not
@@ -832,7 +789,7 @@ class Driver:
         wrote = looked = time.monotonic()
         while True:
             await asyncio.sleep(_FLUSH_S)
-            self._flush_rows()
+            self._rows.flush()
             if time.monotonic() - looked >= _LOOK_S:
                 looked = time.monotonic()
                 self._on_disk(self._is_stop_requested, self._stop_if_requested)

@@ -1,0 +1,40 @@
+"""Which hosts will be taken away, as every rank is to know it (``get_preemption_info``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from everstep.agent import wire
+from everstep.driver.streams import Stream
+from everstep.topology.slices import HostId
+
+
+class Notices:
+    def __init__(self, propose: Callable[[wire.AnyValue], None]) -> None:
+        self._propose = propose
+        self._deadlines: dict[HostId, float] = {}
+
+    def hear(self, host: HostId, deadline: float | None) -> None:
+        """None: it was taken back."""
+        if deadline is None:
+            self._deadlines.pop(host, None)
+        else:
+            self._deadlines[host] = deadline
+
+    def forget(self, hosts: Collection[HostId]) -> None:
+        self._deadlines = {host: at for host, at in self._deadlines.items() if host not in hosts}
+
+    def concern(self, streams: Iterable[Stream]) -> bool:
+        return any(stream.assignment.host in self._deadlines for stream in streams)
+
+    def tell(self, streams: Collection[Stream]) -> None:
+        """Let every rank know which hosts go; a notice for one host of a slice means all of it."""
+        slices = {s.assignment.slice for s in streams if s.assignment.host in self._deadlines}
+        ranks: dict[HostId, list[int]] = {}
+        for stream in streams:
+            if stream.assignment.slice in slices:
+                ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
+        now = time.monotonic()
+        deadline = min(self._deadlines.values(), default=now) - now + time.time()
+        self._propose(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))

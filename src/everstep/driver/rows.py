@@ -1,0 +1,71 @@
+"""What the leaders of replica groups report in this epoch, and which of it the run's metrics are.
+
+A group's reports go with its checkpoints. Those of one group, the first that trains, are the run's own: rows
+of its history, in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from everstep.driver import journal
+from everstep.driver.streams import Stream
+
+_EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
+
+
+class Rows:
+    def __init__(self, write: Callable[[journal.Metrics], None]) -> None:
+        self.speaker = 0
+        """The group whose reports are the run's metrics."""
+        self._write = write
+        self._reported: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
+        """By (group, generation) and index."""
+        self._waiting: list[msgspec.Raw] = []
+        """Not in the journal yet."""
+        self._of = (0, 0, 0)
+        """(epoch, group, generation) of those."""
+        self._first = 1
+        """The index of the first of those."""
+
+    def recall(self, reported: Mapping[tuple[int, int], Mapping[int, msgspec.Raw]]) -> None:
+        """What an earlier driver has heard."""
+        self._reported = {of: dict(rows) for of, rows in reported.items()}
+
+    def restart(self) -> None:
+        """All workers start anew."""
+        self.flush()
+        self._reported.clear()
+
+    def add(self, epoch: int, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
+        of = (stream.assignment.group_id, stream.generation)
+        known = self._reported.setdefault(of, {})
+        if index in known:
+            return  # told again, and in the journal already
+        known[index] = metrics
+        if of[0] == self.speaker:
+            whose = (epoch, *of)
+            if (whose, index) != (self._of, self._first + len(self._waiting)):
+                self.flush()
+                self._of, self._first = whose, index
+            self._waiting.append(metrics)
+
+    def newest(self, stream: Stream) -> list[msgspec.Raw]:
+        """The row that this worker has just added to the run's metrics, if it has."""
+        of = (stream.assignment.group_id, stream.generation)
+        speaks = stream.assignment.group_rank == 0 and of[0] == self.speaker
+        row = self._reported.get(of, {}).get(stream.upto) if speaks else None
+        return [] if row is None else [row]
+
+    def with_checkpoint(self, group: int, generation: int, index: int) -> msgspec.Raw:
+        return self._reported.get((group, generation), {}).get(index, _EMPTY)
+
+    def flush(self) -> None:
+        """Into the journal."""
+        if self._waiting:
+            epoch, group, generation = self._of
+            self._write(journal.Metrics(epoch, self._first, self._waiting, group, generation))
+            self._first += len(self._waiting)
+            self._waiting = []
