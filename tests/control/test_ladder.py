@@ -137,7 +137,7 @@ def test_a_group_without_a_spare_waits_while_the_others_train() -> None:
     hands = Hands(in_groups(2), views("a", "b"))
     hands.lose("b.0")
     assert hands.brain.phase is Phase.RUNNING
-    assert "a free slice for replica groups 1" in hands.last(c.Waiting).message
+    assert "need room for replica groups 1; 0 whole slices are free" in hands.last(c.Waiting).message
     hands.capacity(*views("c"))
     assert hands.places[1].host == "c.0"
 
@@ -288,7 +288,10 @@ def test_below_the_minimum_a_run_waits_says_why_and_gives_everything_back() -> N
     hands.forget()
     hands.lose("b.1")
     assert hands.brain.phase is Phase.WAITING
-    assert "need at least 4 workers" in hands.last(c.Waiting).message
+    assert (
+        "need room for at least 4 workers; 1 whole slice is free, with room for 2"
+        in hands.last(c.Waiting).message
+    )
     assert "b: not whole (1 of 2 hosts there; lost: b.1)" in hands.last(c.Waiting).message
     assert sorted(name for release in hands.all(c.Release) for name in release.slices) == ["a", "b"]
     hands.pass_time(hands.settings.deadlines.capacity_log_s)

@@ -67,9 +67,12 @@ def test_the_shortage_names_what_is_missing_and_where() -> None:
         [first, changed(second, alive=False), *hosts("b"), changed(hosts("c")[0], free=False)]
     )
     assert "a: not whole (1 of 2 hosts there; lost: a.1)" in text
-    assert "b: whole, 8 worker slots" in text
+    assert text.startswith("1 whole slice is free, with room for 8; a: ")
     assert "c: not whole (1 of 2 hosts there; in use by others: c.0)" in text
     assert describe_shortage([]) == "no host is known"
+    assert describe_shortage(hosts("b"), {"b"}) == "no other host is known"
+    many = [changed(host, alive=False) for i in range(1000) for host in hosts(f"s{i}")]
+    assert describe_shortage(many).endswith("; and 992 more that are not whole")
 
 
 @given(st.text(max_size=12), st.text(max_size=12))

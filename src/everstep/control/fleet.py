@@ -106,8 +106,8 @@ class Fleet:
     def _usable(self) -> list[Slice]:
         return [s for s in self._whole_slices() if s.name not in self.broken]
 
-    def shortage(self) -> str:
-        return describe_shortage(self.hosts.values())
+    def shortage(self, besides: Collection[SliceName] = ()) -> str:
+        return describe_shortage(self.hosts.values(), besides)
 
     # ------------------------------------------------------------------ where workers could go
 

@@ -108,9 +108,11 @@ class Placing:
     def say_shortage(self, restart: Restart, at: float) -> None:
         run = self._run
         if restart.full:
-            wanted = f"at least {run.settings.start_min} workers in whole free slices"
+            message = f"need room for at least {run.settings.start_min} workers; {run.fleet.shortage()}"
         else:
-            wanted = f"a free slice for replica groups {', '.join(map(str, sorted(restart.groups)))}"
-        message = f"need {wanted}; {run.fleet.shortage()}"
+            groups = ", ".join(map(str, sorted(restart.groups)))
+            message = (
+                f"need room for replica groups {groups}; {run.fleet.shortage(run.used_by_others(restart))}"
+            )
         run.do(c.Waiting(at, run.settings.start_min, message))
         run.do(c.SetTimer(TimerName.SAY_SHORTAGE, restart.key, at + run.settings.deadlines.capacity_log_s))

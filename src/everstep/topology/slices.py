@@ -7,7 +7,7 @@ slice may be used is decided here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -16,6 +16,9 @@ HostId = str
 SliceName = str
 
 _DIGITS = re.compile(r"([0-9]+)")
+
+_TELL = 8
+"""How many broken slices are described, of perhaps thousands."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -91,18 +94,23 @@ def whole_slices(hosts: Iterable[HostView]) -> list[Slice]:
     ]
 
 
-def describe_shortage(hosts: Iterable[HostView]) -> str:
-    """What there is, and what is missing in the slices that are not whole."""
-    grouped = by_slice(hosts)
+def describe_shortage(hosts: Iterable[HostView], besides: Collection[SliceName] = ()) -> str:
+    """What there is besides these slices, and what is missing in those that are not whole."""
+    grouped = {name: members for name, members in by_slice(hosts).items() if name not in besides}
     if not grouped:
-        return "no host is known"
-    return "; ".join(f"{name}: {_describe(members)}" for name, members in grouped.items())
+        return "no other host is known" if besides else "no host is known"
+    broken = [f"{name}: {_describe(members)}" for name, members in grouped.items() if not is_whole(members)]
+    whole = [members for members in grouped.values() if is_whole(members)]
+    slots = sum(host.slots for members in whole for host in members if host.alive)
+    found = f"{len(whole)} whole {'slice is' if len(whole) == 1 else 'slices are'} free"
+    said = [f"{found}, with room for {slots}" if whole else found, *broken[:_TELL]]
+    if len(broken) > _TELL:
+        said.append(f"and {len(broken) - _TELL} more that are not whole")
+    return "; ".join(said)
 
 
 def _describe(members: Sequence[HostView]) -> str:
     living = [host for host in members if host.alive]
-    if is_whole(members):
-        return f"whole, {sum(host.slots for host in living)} worker slots"
     expected = members[0].hosts_in_slice
     lost = [host.id for host in members if not host.alive]
     busy = [host.id for host in living if not host.free]

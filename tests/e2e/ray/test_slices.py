@@ -23,7 +23,7 @@ def test_a_run_waits_grows_shrinks_and_grows_again(cluster: RayCluster, tmp_path
     wait_for(lambda: run.records(Waiting), "the wait", 60.0)
     waits = run.records(Waiting)[0]
     assert waits.workers_min == 2
-    assert "slice-0: not whole (1 of 2 hosts there" in waits.message
+    assert "at least 2 workers; 0 whole slices are free; slice-0: not whole (1 of 2 hosts" in waits.message
 
     cluster.add_host("slice-0", 1)
     run.until_training(2)
