@@ -54,7 +54,7 @@ def run_and_break(tmp_path: Path, break_it: Any, **failures: int) -> tuple[list[
         except everstep.TrainingFailedError as error:
             outcome.append(error)
 
-    thread = threading.Thread(target=fit)
+    thread = threading.Thread(target=fit, daemon=True)
     thread.start()
     wait_for(lambda: (tmp_path / "1").exists(), "the worker and its children")
     first = list(map(int, (tmp_path / "1").read_text().split()))

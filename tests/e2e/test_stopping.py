@@ -73,7 +73,7 @@ def test_a_notebook_cell_in_a_thread_can_be_stopped_while_the_kernel_lives_on(tm
             except KeyboardInterrupt as error:
                 outcome.append(str(error))
 
-        thread = threading.Thread(target=cell)
+        thread = threading.Thread(target=cell, daemon=True)
         thread.start()
         while not all((HERE / f"up-{rank}").exists() for rank in range(2)):
             time.sleep(0.01)

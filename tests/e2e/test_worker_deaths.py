@@ -38,7 +38,7 @@ class Fit:
             except BaseException as error:
                 self.error = error
 
-        self._thread = threading.Thread(target=run)
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
     def done(self) -> Result:
