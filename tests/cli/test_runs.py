@@ -262,7 +262,7 @@ def test_following_a_journal_that_is_compacted_meanwhile_repeats_and_skips_nothi
                 log.compact()
         log.flush()
 
-    thread = threading.Thread(target=drive)
+    thread = threading.Thread(target=drive, daemon=True)
     thread.start()
     tail, seen = commands.Tail(store), []
     while thread.is_alive():

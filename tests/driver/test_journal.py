@@ -152,7 +152,7 @@ def test_who_reads_while_it_is_compacted_sees_all_of_it(run: Store) -> None:
             log.compact()
         done.set()
 
-    writer = threading.Thread(target=keep_writing)
+    writer = threading.Thread(target=keep_writing, daemon=True)
     writer.start()
     seen = 0
     while not done.is_set():
