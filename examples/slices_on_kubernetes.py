@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -91,48 +90,15 @@ def train_on(address: str, folder: str) -> None:
 # The cluster around it.
 
 
-def manifest(folder: str, port: int) -> dict[str, Any]:
-    """A RayCluster whose nodes fit beside each other on one machine."""
-    started = ["bash", "-c", 'grep -q "Ray runtime started" "$POD_LOG"']
-    container = {
-        "name": "ray",
-        "image": "rayproject/ray:2.60.0",
-        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-        "readinessProbe": {"exec": {"command": started}},
-    }
-    shared = {
-        "node-ip-address": "$POD_IP",
-        "min-worker-port": "0",
-        "max-worker-port": "0",
-        "dashboard-agent-listen-port": "0",
-        "metrics-export-port": "0",
-        "object-store-memory": "100000000",
-        "disable-usage-stats": "true",
-    }
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 5}
+def manifest(folder: str) -> dict[str, Any]:
+    """Two TPU slices, of which ``ray_group`` makes nodes that fit beside each other on one machine."""
+    from everstep.testing.kube import ray_cluster, ray_group
+
     selector = {
         "cloud.google.com/gke-tpu-topology": "2x4",
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
     }
-    head = {"port": str(port), "include-dashboard": "false", "temp-dir": folder, "num-cpus": "0"}
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": {"name": "demo", "annotations": {"everstep.dev/managed": "true"}},
-        "spec": {
-            "headGroupSpec": {"rayStartParams": {**shared, **head}, "template": {"spec": spec}},
-            "workerGroupSpecs": [
-                {
-                    "groupName": GROUP,
-                    "replicas": 2,
-                    "numOfHosts": 2,
-                    "resources": {"CPU": "2", "TPU": "4"},
-                    "rayStartParams": shared,
-                    "template": {"spec": {**spec, "nodeSelector": selector}},
-                }
-            ],
-        },
-    }
+    return ray_cluster(folder, ray_group(GROUP, 2, 2, selector, resources={"CPU": "2", "TPU": "4"}))
 
 
 def main() -> None:
@@ -151,16 +117,15 @@ def main() -> None:
         server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io")
         command = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "--namespace", "default"]
         with running(*command, "--kubeconfig", str(server.kubeconfig), log=Path(folder, "operator.log")):
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+            raycluster = manifest(f"{folder}/ray")
             say("kubectl apply -f raycluster.json     (2 slices of 2 hosts)")
-            server.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(f"{folder}/ray", port)))
+            server.kubectl("apply", "-f", "-", stdin=json.dumps(raycluster))
             until(lambda: slices(server) == "2/2", "two whole slices")
             say(f"SLICES {slices(server)}: all Ray nodes are up")
             head = server.kubectl("get", "pods", "-l", "ray.io/node-type=head", "-o", "jsonpath={..podIP}")
             # The driver has no account of its own here, and a home without anybody's Ray token.
             environment = {"RAY_AUTH_MODE": "disabled", "HOME": str(kubelet.logs), "JAX_PLATFORMS": "cpu"}
+            port = raycluster["spec"]["headGroupSpec"]["rayStartParams"]["port"]
             train = [sys.executable, __file__, "--train", f"{head}:{port}", folder]
             with running(*train, log=Path(folder, "train.log"), **environment) as driver:
                 follow(server, driver, Path(folder), say)

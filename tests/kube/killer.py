@@ -19,7 +19,6 @@ import aiohttp
 from aiohttp import web
 
 from everstep.testing.kube import ApiServer
-from kube.live import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -72,12 +71,7 @@ class Killer:
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self._server = server
-        self.port = free_port()
         self.kubeconfig = folder / "through-the-killer"
-        config = json.loads(server.kubeconfig.read_text())
-        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self.port}"}
-        self.kubeconfig.write_text(json.dumps(config))
-        self.kubeconfig.chmod(0o600)
         self.calls: list[str] = []
         self._at = 0
         self._answered = False
@@ -137,10 +131,17 @@ class Killer:
             app.router.add_route("*", "/{path:.*}", self._pass_on)
             runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", self.port).start()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self._lead_here(runner.addresses[0][1])
             up.set()
             await stop.wait()
             await runner.cleanup()
+
+    def _lead_here(self, port: int) -> None:
+        config = json.loads(self._server.kubeconfig.read_text())
+        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{port}"}
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(json.dumps(config))
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Killer]:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -175,12 +174,6 @@ def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str,
         "restartCount": restarts,
         "state": state or {"running": {}},
     }
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class OperatorProcess:

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from everstep.testing.kube import ApiServer, ProcessKubelet
+from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from kube.live import Namespace, operating
-from kube.ray_cluster import ray_cluster, ray_group
 from kube.test_slices import cluster
 from kube.world import group, template
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from everstep.testing.kube import ApiServer, ProcessKubelet
+from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from kube.live import Namespace, operating
-from kube.ray_cluster import ray_cluster, ray_group
 
 _NODES = """
 import json, ray, sys
@@ -81,11 +80,11 @@ def test_from_kubectl_apply_to_elastic_training_and_back(server: ApiServer) -> N
 @pytest.mark.timeout(900)
 def test_slices_of_real_ray_nodes_are_replaced_whole(server: ApiServer, tmp_path: Path) -> None:
     space = Namespace(server)
-    tpus = ray_group("tpu", 2, 2, resources={"CPU": "1", "TPU": "4"})
-    tpus["template"]["spec"]["nodeSelector"] = {
+    selector = {
         "cloud.google.com/gke-tpu-topology": "2x4",
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
     }
+    tpus = ray_group("tpu", 2, 2, selector, resources={"CPU": "1", "TPU": "4"})
     see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
     whole = [("tpu-0", "0"), ("tpu-0", "1"), ("tpu-1", "0"), ("tpu-1", "1")]
     # A node for each Pod, so that one that is lost takes one Pod along.

@@ -9,8 +9,9 @@ import pytest
 
 from everstep.kube.validation import problems, unsupported
 from everstep.testing.kube import ApiServer
+from everstep.testing.kube.server import free_ports
 from kube.bad import BAD, BY_SCHEMA, bad, good
-from kube.live import Namespace, free_port, operating
+from kube.live import Namespace, operating
 from kube.world import group, manifest
 
 
@@ -42,7 +43,7 @@ def test_fields_that_ask_for_what_is_anyway_are_not_named() -> None:
 @pytest.fixture(scope="module")
 def validated(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     space = Namespace(server)
-    port = free_port()
+    port = free_ports(1)[0]
     folder: Path = tmp_path_factory.mktemp("operator")
     url = f"https://127.0.0.1:{port}/validate"
     arguments = ("--namespace", space.name, "--webhook-url", url, "--webhook-port", str(port))

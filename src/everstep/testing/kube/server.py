@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -140,7 +141,7 @@ class ApiServer:
         return found
 
     def _start(self) -> None:
-        etcd_port, peer_port, port = _free_ports(3)
+        etcd_port, peer_port, port = free_ports(3)
         etcd = f"http://127.0.0.1:{etcd_port}"
         self._run(
             "etcd",
@@ -313,11 +314,17 @@ def _write_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
+def free_ports(count: int) -> list[int]:
+    """Nobody has them now, and nobody gets them by chance: they are below those of outgoing connections."""
+    sockets: list[socket.socket] = []
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+        while len(sockets) < count:
+            one = socket.socket()
+            sockets.append(one)
+            try:
+                one.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            except OSError:
+                sockets.pop().close()
         return [int(one.getsockname()[1]) for one in sockets]
     finally:
         for one in sockets:

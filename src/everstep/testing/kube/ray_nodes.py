@@ -1,17 +1,22 @@
-"""Manifests of Ray clusters whose nodes can all live on this machine."""
+"""Manifests of Ray clusters whose nodes can all live on this machine, as a ``ProcessKubelet`` runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from kube.live import free_port
+from everstep.testing.kube.server import free_ports
 
 
 def ray_cluster(folder: str, *groups: dict[str, Any], cpus: int = 0, **spec: Any) -> dict[str, Any]:
-    """Ports that nobody else has, since not all of Ray binds to its address. ``folder`` must be short."""
+    """Ports that nobody else has, since not all of Ray binds to its address.
+
+    ``folder`` must be short: Ray's sockets lie deep in it.
+    """
+    port, dashboard_port = free_ports(2)
     head = {
-        "port": str(free_port()),
-        "dashboard-port": str(free_port()),
+        "port": str(port),
+        "dashboard-port": str(dashboard_port),
         "include-dashboard": "false",
         "temp-dir": folder,
         "num-cpus": str(cpus),
@@ -28,8 +33,12 @@ def ray_cluster(folder: str, *groups: dict[str, Any], cpus: int = 0, **spec: Any
     }
 
 
-def ray_group(name: str, replicas: int, hosts: int, **more: Any) -> dict[str, Any]:
+def ray_group(
+    name: str, replicas: int, hosts: int, node_selector: Mapping[str, str] | None = None, **more: Any
+) -> dict[str, Any]:
     params = {**_SHARED, "object-store-memory": "80000000", **more.pop("rayStartParams", {})}
+    template = _template()
+    template["spec"]["nodeSelector"] = dict(node_selector or {})
     return {
         "groupName": name,
         "replicas": replicas,
@@ -37,7 +46,7 @@ def ray_group(name: str, replicas: int, hosts: int, **more: Any) -> dict[str, An
         "maxReplicas": 4,
         "numOfHosts": hosts,
         "rayStartParams": params,
-        "template": _template(),
+        "template": template,
         **more,
     }
 
@@ -57,7 +66,7 @@ def _template() -> dict[str, Any]:
     started = ["bash", "-c", 'grep -q "Ray runtime started" "$POD_LOG"']
     container = {
         "name": "ray",
-        "image": "ray",
+        "image": "rayproject/ray",
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "readinessProbe": {"exec": {"command": started}},
     }
