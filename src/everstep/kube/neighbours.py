@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from everstep.kube.operator import Settings
 logger = logging.getLogger("everstep.kube")
 
 CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
+_KUBERAY = "kuberay-operator"
 
 
 class NotHere(Exception):
@@ -43,7 +45,10 @@ async def _check_resource(api: Api, settings: Settings) -> None:
         await api.get(clusters_path(settings.namespaces[0] if settings.namespaces else None), {"limit": "1"})
     except ApiError as error:
         if error.status != 404:
-            raise NotHere(f"RayClusters can't be listed: {error}") from error
+            raise NotHere(
+                f"RayClusters can't be listed: {error}. The rights that the operator needs are those in "
+                "`everstep operator manifests`"
+            ) from error
         raise NotHere(
             f"this cluster doesn't know {names.PLURAL}.{names.GROUP}/{names.VERSION}: install it with "
             "`everstep operator manifests --crd-only | kubectl apply -f -`"
@@ -52,16 +57,14 @@ async def _check_resource(api: Api, settings: Settings) -> None:
 
 async def _check_kuberay(api: Api, settings: Settings) -> None:
     try:
-        found = await api.get(
-            "/apis/apps/v1/deployments", {"labelSelector": "app.kubernetes.io/name=kuberay-operator"}
-        )
+        deployments, _ = await api.list("/apis/apps/v1/deployments")
     except ApiError as error:
         if error.status != 403:
             raise
         logger.warning("whether KubeRay's operator runs here can't be seen: %s", error.message)
         return
-    for deployment in found["items"]:
-        if (deployment["spec"].get("replicas", 1) or 0) == 0:
+    for deployment in filter(is_kuberay, deployments):
+        if deployment["spec"].get("replicas", 1) == 0:
             continue
         watched = watched_namespaces(deployment)
         shared = watched if not settings.namespaces else settings.namespaces
@@ -80,13 +83,25 @@ async def _check_kuberay(api: Api, settings: Settings) -> None:
         )
 
 
+def is_kuberay(deployment: Mapping[str, Any]) -> bool:
+    """Whether it is KubeRay's operator: from its Helm chart, its kustomization or elsewhere."""
+    template = deployment["spec"]["template"]
+    for meta in (deployment["metadata"], template.get("metadata") or {}):
+        labels = meta.get("labels") or {}
+        if _KUBERAY in (labels.get("app.kubernetes.io/name"), labels.get("app.kubernetes.io/component")):
+            return True
+    images = [container.get("image", "") for container in template["spec"]["containers"]]
+    return any(re.search(r"(^|/)kuberay/operator([:@]|$)", image) for image in images)
+
+
 def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
     """Those that a KubeRay operator was told to watch; none means all."""
     for container in deployment["spec"]["template"]["spec"]["containers"]:
         words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
         for i, word in enumerate(words):
-            flag, _, value = word.lstrip("-").partition("=")
+            flag, said, given = word.lstrip("-").partition("=")
             if flag == "watch-namespace":
-                given = value or (words[i + 1] if i + 1 < len(words) else "")
+                if not said and i + 1 < len(words):
+                    given = words[i + 1]
                 return tuple(name for name in given.strip("\"'").split(",") if name)
     return ()
