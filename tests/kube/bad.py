@@ -175,6 +175,33 @@ BAD: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
         f"{G}.template.spec.containers[0].resources.limits.cpu",
         "num-cpus",
     ),
+    "CPUs that are no number": (
+        lambda r: _container(r).update(resources={"limits": {"cpu": "many"}}),
+        f"{G}.template.spec.containers[0].resources.cpu",
+        "a number",
+    ),
+    "variables that are no list": (
+        lambda r: _container(r).update(env="HOME=/"),
+        f"{G}.template.spec.containers[0].env",
+        "reference",
+    ),
+    "a topology of no TPUs that is none": (
+        lambda r: _first(r)["template"]["spec"].update(
+            nodeSelector={"cloud.google.com/gke-tpu-topology": "big"}
+        ),
+        "gke-tpu-topology",
+        "like 4x4",
+    ),
+    "a restart policy for all groups that is none": (
+        lambda r: r["metadata"]["annotations"].update({"everstep.dev/restart-policy": "Never"}),
+        "metadata.annotations[everstep.dev/restart-policy]",
+        "Replica or Container",
+    ),
+    "a dashboard at no port": (
+        lambda r: r["spec"]["headGroupSpec"].update(rayStartParams={"dashboard-port": "http"}),
+        "spec.headGroupSpec.rayStartParams.dashboard-port",
+        "port number",
+    ),
     "somebody unknown in charge": (
         lambda r: r["spec"].update(managedBy="me"),
         "spec.managedBy",

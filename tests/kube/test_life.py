@@ -17,7 +17,7 @@ import pytest
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
 from kube.killer import Killer, QuickOperator, warm
-from kube.live import Namespace, OperatorProcess, operating
+from kube.live import Namespace, OperatorProcess, install, operating
 from kube.test_slices import cluster
 from kube.world import group, template
 from processes import wait_for
@@ -182,7 +182,14 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
         wait_for(lambda: operator.said("looking after"), "the operator")
         scaled = group(replicas=1, hosts=2, rayStartParams={"num-cpus": "1"})
         head = {"template": template(), "rayStartParams": {"num-cpus": "1"}}
+        # An earlier cluster of this name has left its account, which will be collected with it.
+        owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "demo", "uid": "earlier"}
+        account = {"name": "demo", "ownerReferences": [owner]}
+        space.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
         space.apply(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
+        wait_for(lambda: operator.said("of an earlier cluster of this name"), "the head to wait for its own")
+        assert not space.pods(group="headgroup")
+        server.kubectl("-n", space.name, "delete", "serviceaccount", "demo")
         space.see(lambda: len(space.pods()) == 3, f"its Pods: {operator.log.read_text()}")
         gone = space.uids()
         space.delete_pod(space.workers()[0])
@@ -194,6 +201,39 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
     finally:
         operator.stop()
         server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator")
+
+
+def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_path: Path) -> None:
+    with ApiServer() as server:
+        install(server)
+        theirs, free = Namespace(server), Namespace(server)
+        single, everywhere = tmp_path / "single", tmp_path / "everywhere"
+        single.mkdir()
+        everywhere.mkdir()
+        with (
+            operating(server, single, "--namespace", theirs.name) as first,
+            operating(server, everywhere) as second,
+        ):
+            for space in (theirs, free):
+                space.apply(cluster(group(replicas=1)))
+            waiting = f"waiting for the lease in {theirs.name}"
+            wait_for(lambda: second.said(waiting), "the second to wait for that namespace")
+            for space in (theirs, free):
+                space.see(lambda space=space: len(space.workers()) == 4, "the one that looks after it")  # type: ignore[misc]
+            assert first.said(f"{theirs.name}/demo: creating")
+            assert second.said(f"{free.name}/demo: creating")
+            assert not second.said(f"{theirs.name}/demo: creating")
+            first.stop()
+            gone = theirs.uids()
+            theirs.delete_pod(theirs.workers()[0])
+            theirs.see(lambda: theirs.anew(4, gone), "the second to take over")
+            third = OperatorProcess(
+                server.kubeconfig, "--namespace", theirs.name, log=tmp_path / "third.log"
+            ).start()
+            try:
+                wait_for(lambda: third.said(waiting), "the third to wait for the second")
+            finally:
+                third.stop()
 
 
 def kuberay(namespace: str, *arguments: str, replicas: int = 1) -> dict[str, Any]:

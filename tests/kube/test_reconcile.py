@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from everstep.kube.reconcile import CreateHead, CreateReplica, DeletePod, LabelPod, Refusal
+from everstep.kube.actions import CreateHead, CreateReplica, CreateService, DeletePod, LabelPod
 from everstep.kube.replicas import PATIENCE_S
+from everstep.kube.setbacks import STEADY_S, Refusal
 from kube.world import GRACE_S, UID, World, group, manifest, template
 
 
@@ -310,3 +311,108 @@ def test_pods_of_an_earlier_cluster_of_this_name_are_not_ours_and_their_index_is
         world.change(pod.name, owner="another")
     assert [a.index for a in world.plan().actions if isinstance(a, CreateReplica)] == [1]
     assert not [a for a in world.plan().actions if isinstance(a, DeletePod)]
+
+
+def test_a_replica_that_fails_again_and_again_is_made_anew_later_and_later_and_holds_up_no_other() -> None:
+    world = settled()
+    waits = []
+    for _ in range(8):
+        world.change(world.replica(1)[0].name, restarts=1)
+        world.step()
+        failed = world.now
+        world.kubelets()
+        plan = world.plan()
+        while not [a for a in plan.actions if isinstance(a, CreateReplica)]:
+            assert plan.wake_at is not None
+            world.now = plan.wake_at
+            plan = world.plan()
+        waits.append(round(world.now - failed))
+        assert [a.index for a in plan.actions if isinstance(a, CreateReplica)] == [1]
+        world.carry_out(plan)
+        world.kubelets()
+    assert waits == [1, 10, 20, 40, 80, 160, 300, 300]
+
+    # While it waits, another one that fails, and one that is wanted in addition, come at once.
+    world.change(world.replica(1)[0].name, restarts=1)
+    world.change(world.replica(0)[0].name, restarts=1)
+    world.step()
+    world.kubelets()
+    world.raw["spec"]["workerGroupSpecs"][0]["replicas"] = 4
+    assert [a.index for a in world.step().actions if isinstance(a, CreateReplica)] == [0, 3]
+    world.settle()
+    assert world.indices() == [0, 2, 3]
+    # A change of the spec is a reason to try at once.
+    world.raw["metadata"]["generation"] += 1
+    assert [a.index for a in world.plan().actions if isinstance(a, CreateReplica)] == [1]
+
+
+def test_a_replica_that_ran_for_long_is_replaced_at_once_whatever_was_before() -> None:
+    world = settled()
+    for _ in range(4):
+        world.change(world.replica(1)[0].name, broken="Failed")
+        world.step()
+        world.kubelets()
+        assert [a.index for a in world.step().actions if isinstance(a, CreateReplica)] == [1]
+        world.kubelets()
+        world.now += STEADY_S
+
+
+def test_what_others_did_to_a_replica_is_not_its_failure() -> None:
+    world = settled()
+    for _ in range(4):
+        world.delete(world.replica(1)[0].name)
+        world.step()
+        world.kubelets()
+        assert [a.index for a in world.step().actions if isinstance(a, CreateReplica)] == [1]
+        world.kubelets()
+    assert world.failures == {}
+
+
+def test_a_head_that_fails_again_and_again_waits_too() -> None:
+    world = settled()
+    for expected in (True, False):
+        [head] = [p for p in world.pods.values() if p.node_type == "head"]
+        world.change(head.name, broken="Failed: Error, exit code 1")
+        world.step()
+        world.kubelets()
+        made = [a for a in world.step().actions if isinstance(a, CreateHead)]
+        assert bool(made) is expected
+        world.kubelets()
+    wake = world.plan().wake_at
+    assert wake is not None
+    world.now = wake
+    assert [a for a in world.plan().actions if isinstance(a, CreateHead)]
+
+
+def test_a_head_waits_for_that_of_an_earlier_cluster_of_its_name() -> None:
+    world = settled()
+    [head] = [p for p in world.pods.values() if p.node_type == "head"]
+    world.change(head.name, owner="another")
+    assert not [a for a in world.plan().actions if isinstance(a, (CreateHead, DeletePod))]
+    world.delete(head.name)
+    assert not [a for a in world.plan().actions if isinstance(a, CreateHead)]
+    world.kubelets()
+    assert [a for a in world.plan().actions if isinstance(a, CreateHead)]
+
+
+def test_pods_whose_replica_cant_be_told_go_when_they_are_named_and_when_none_are_wanted() -> None:
+    world = World(manifest(group(replicas=1, hosts=4)))
+    for host in range(4):
+        unlabelled(world, f"old-{host}")
+    world.raw["spec"]["workerGroupSpecs"][0]["scaleStrategy"] = {"workersToDelete": ["old-2"]}
+    assert [a.name for a in world.plan().actions if isinstance(a, DeletePod)] == ["old-2"]
+    world.raw["spec"]["workerGroupSpecs"][0].update(scaleStrategy={}, replicas=0)
+    assert len([a for a in world.plan().actions if isinstance(a, DeletePod)]) == 4
+    world.raw["spec"]["enableInTreeAutoscaling"] = True
+    assert not [a for a in world.plan().actions if isinstance(a, DeletePod)]
+
+
+def test_a_service_that_was_refused_is_tried_again_later() -> None:
+    world = settled()
+    world.services.discard("demo-head-svc")
+    world.refusals["demo-head-svc"] = Refusal(
+        reason="PodsRefused", message="invalid", attempts=1, at=world.now, generation=1
+    )
+    assert world.plan().actions == ()
+    world.raw["metadata"]["generation"] = 2
+    assert len([a for a in world.plan().actions if isinstance(a, CreateService)]) == 1

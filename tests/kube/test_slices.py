@@ -305,6 +305,21 @@ def test_fields_that_nothing_is_done_with_are_named(space: Namespace, operator: 
     assert "spec.workerGroupSpecs[0].frobnicate" in message
 
 
+def test_a_service_that_is_refused_is_told_and_holds_up_no_slices(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    made = cluster(group(replicas=1))
+    made["spec"]["headGroupSpec"]["headService"] = {"spec": {"type": "Telephone"}}
+    space.apply(made)
+    space.see(lambda: space.condition("ReplicaFailure").get("status") == "True", "the condition")
+    assert "demo-head-svc" in space.condition("ReplicaFailure")["message"]
+    assert "Telephone" in space.condition("ReplicaFailure")["message"]
+    space.see(lambda: len(space.pods()) == 5, "the head and a slice")
+    space.patch({"spec": {"headGroupSpec": {"headService": None}}})
+    space.see(lambda: space.condition("ReplicaFailure")["status"] == "False", "all to be well")
+    assert "demo-head-svc" in {s["metadata"]["name"] for s in space.get("services")["items"]}
+
+
 def test_clusters_that_are_not_ours_are_left_alone(space: Namespace, operator: OperatorProcess) -> None:
     plain = cluster(group(replicas=1, hosts=1), name="plain")
     del plain["metadata"]["annotations"]

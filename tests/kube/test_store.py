@@ -67,6 +67,19 @@ def test_a_cluster_made_anew_under_its_name_is_the_newer_one() -> None:
     assert store.clusters[KEY] is new
 
 
+def test_an_answer_that_comes_after_a_clusters_end_raises_it_no_more() -> None:
+    store = Store()
+    cluster = {"metadata": {"namespace": "default", "name": "demo", "uid": "1", "resourceVersion": "3"}}
+    store.put_cluster(cluster)
+    store.drop_cluster({"metadata": {**cluster["metadata"], "resourceVersion": "9"}})
+    store.put_cluster({"metadata": {**cluster["metadata"], "resourceVersion": "8"}})
+    assert store.clusters == {}
+    store.put_cluster({"metadata": {**cluster["metadata"], "uid": "2", "resourceVersion": "12"}})
+    store.clusters_listed(None, [], 20)
+    store.put_cluster({"metadata": {**cluster["metadata"], "uid": "2", "resourceVersion": "15"}})
+    assert store.clusters == {}
+
+
 def test_services_come_and_go() -> None:
     store = Store()
     service = pod("x", 3)

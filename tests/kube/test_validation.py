@@ -40,6 +40,20 @@ def test_fields_that_ask_for_what_is_anyway_are_not_named() -> None:
     assert unsupported(raw) == ["spec.upgradeStrategy"]
 
 
+def test_what_kuberay_reads_elsewhere_is_named_too() -> None:
+    raw = manifest(group())
+    raw["metadata"]["annotations"].update(
+        {"ray.io/ft-enabled": "true", "ray.io/overwrite-container-cmd": "true"}
+    )
+    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine", "team": "ours"}
+    raw["spec"]["headGroupSpec"]["headService"] = {"metadata": {"name": "mine", "labels": {"a": "b"}}}
+    assert unsupported(raw) == [
+        "metadata.annotations[ray.io/ft-enabled]",
+        "metadata.labels[kueue.x-k8s.io/queue-name]",
+        "spec.headGroupSpec.headService.metadata.name",
+    ]
+
+
 @pytest.fixture(scope="module")
 def validated(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     space = Namespace(server)

@@ -7,18 +7,10 @@ from typing import Any
 
 import msgspec
 
-from everstep.kube.reconcile import (
-    CreateHead,
-    CreateReplica,
-    CreateService,
-    DeletePod,
-    LabelPod,
-    Observed,
-    Plan,
-    Refusal,
-    Tell,
-    reconcile,
-)
+from everstep.kube import actions
+from everstep.kube.actions import Plan
+from everstep.kube.reconcile import Observed, reconcile
+from everstep.kube.setbacks import Failure, Refusal
 from everstep.kube.spec import Cluster, parse
 from everstep.kube.view import PodView, view
 
@@ -66,7 +58,8 @@ class World:
         self.pods: dict[str, PodView] = {}
         self.services: set[str] = set()
         self.refusals: dict[str, Refusal] = {}
-        self.told: list[Tell] = []
+        self.failures: dict[tuple[str, int], Failure] = {}
+        self.told: list[actions.Tell] = []
         self._uids = 0
 
     @property
@@ -82,7 +75,10 @@ class World:
 
     def plan(self) -> Plan:
         seen = Observed(
-            pods=list(self.pods.values()), services=frozenset(self.services), refusals=dict(self.refusals)
+            pods=list(self.pods.values()),
+            services=frozenset(self.services),
+            refusals=dict(self.refusals),
+            failures=dict(self.failures),
         )
         return reconcile(self.cluster, seen, self.now)
 
@@ -103,17 +99,17 @@ class World:
     def carry_out(self, plan: Plan) -> None:
         for action in plan.actions:
             match action:
-                case CreateService(manifest=made):
+                case actions.CreateService(manifest=made):
                     self.services.add(made["metadata"]["name"])
-                case CreateHead(manifest=made):
+                case actions.CreateHead(manifest=made):
                     self.add(made)
-                case CreateReplica():
+                case actions.CreateReplica():
                     for pod in action.manifests(self.cluster):
                         self.add(pod)
-                case DeletePod(name=name, uid=uid):
+                case actions.DeletePod(name=name, uid=uid):
                     if name in self.pods and self.pods[name].uid == uid:
                         self.delete(name)
-                case LabelPod(name=name, labels=labels, hosts=hosts):
+                case actions.LabelPod(name=name, labels=labels, hosts=hosts):
                     self.change(
                         name,
                         index=int(labels["ray.io/worker-group-replica-index"]),
@@ -121,8 +117,10 @@ class World:
                         host=int(labels["ray.io/replica-host-index"]),
                         hosts=hosts,
                     )
-                case Tell():
+                case actions.Tell():
                     self.told.append(action)
+                case actions.Remember(failure=failure):
+                    self.failures[failure.group, failure.index] = failure
 
     def add(self, made: dict[str, Any]) -> PodView:
         assert made["metadata"]["name"] not in self.pods, "a name is used twice"

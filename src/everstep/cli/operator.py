@@ -89,7 +89,7 @@ async def _run(
     import asyncio
 
     from everstep.kube import neighbours, webhook as validating
-    from everstep.kube.api import UNREACHABLE, Api, ApiError
+    from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
     from everstep.kube.lease import LeaseLost
     from everstep.kube.operator import Operator
 
@@ -117,14 +117,17 @@ async def _run(
         await look_after()
     except* asyncio.CancelledError:
         log.info("stopped")
-    except* neighbours.NotHere as errors:
+    except* (neighbours.NotHere, NoCluster) as errors:
         click.echo(f"everstep operator: {errors.exceptions[0]}", err=True)
         code = 2
     except* LeaseLost as errors:
         log.error("%s: stopping, so that there is one operator", errors.exceptions[0])
         code = 1
-    except* (ApiError, *UNREACHABLE) as errors:
+    except* ApiError as errors:
         log.error("the API server: %s", errors.exceptions[0])
+        code = 1
+    except* UNREACHABLE as errors:
+        log.error("the API server doesn't answer: %s. See `kubectl cluster-info`", said(errors.exceptions[0]))
         code = 1
     return code
 
@@ -180,14 +183,14 @@ def manifests(
 
 
 async def _foreign_definition(kubeconfig: str | None, context: str | None) -> str | None:
-    from kubernetes_asyncio.config import ConfigException
-
     from everstep.kube import neighbours
-    from everstep.kube.api import UNREACHABLE, Api, ApiError
+    from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
 
     try:
         async with await Api.connect(kubeconfig, context) as api:
             return await neighbours.foreign_definition(api)
-    except (ApiError, ConfigException, *UNREACHABLE) as error:
-        click.echo(f"no cluster could be asked which definition it has: {error}", err=True)
-        return None
+    except (ApiError, NoCluster, *UNREACHABLE) as error:
+        raise click.ClickException(
+            f"whether the cluster has a definition of RayClusters, which must not be written over, can't be "
+            f"seen: {said(error)}. To get the manifests without asking: --offline"
+        ) from error

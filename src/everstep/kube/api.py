@@ -6,12 +6,15 @@ Finding it, and proving who we are, is kubernetes_asyncio's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import yaml
 from kubernetes_asyncio import client, config
 
 from everstep import __version__
@@ -20,9 +23,13 @@ from everstep.kube import names
 _PAGE = 500
 _TIMEOUT_S = 30.0
 _WATCH_S = 290
+_REFRESH_S = 60.0
+_REMEDY = "name one with --kubeconfig or KUBECONFIG, and see what `kubectl cluster-info` says"
 MERGE = "application/merge-patch+json"
 
 Json = dict[str, Any]
+
+logger = logging.getLogger("everstep.kube")
 
 
 class ApiError(Exception):
@@ -40,6 +47,10 @@ class ApiError(Exception):
         return self.status in (408, 409, 429) or self.status >= 500
 
 
+class NoCluster(Exception):
+    """No cluster is found, or no way in. Says where it was looked for."""
+
+
 class Gone(Exception):
     """The watch can't go on from where it was: list again."""
 
@@ -47,28 +58,34 @@ class Gone(Exception):
 class Api:
     """One connection pool to one API server."""
 
-    def __init__(self, configuration: client.Configuration) -> None:
+    def __init__(
+        self, configuration: client.Configuration, credentials: config.KubeConfigLoader | None = None
+    ) -> None:
         self.configuration = configuration
         self._client = client.ApiClient(configuration)
         self._client.user_agent = f"everstep-operator/{__version__}"
+        self._refreshing = asyncio.create_task(_keep_fresh(configuration, credentials))
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Api:
         """As kubectl finds it: ``kubeconfig``, ``KUBECONFIG``, ``~/.kube/config``; in a Pod, its account."""
         configuration = client.Configuration()
-        if (
-            kubeconfig is None
-            and not os.environ.get("KUBECONFIG")
-            and "KUBERNETES_SERVICE_HOST" in os.environ
-        ):
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(
-                config_file=kubeconfig, context=context, client_configuration=configuration
+        given = kubeconfig or os.environ.get("KUBECONFIG")
+        try:
+            if not given and "KUBERNETES_SERVICE_HOST" in os.environ:
+                config.load_incluster_config(client_configuration=configuration)
+                return cls(configuration)
+            credentials = await config.load_kube_config(
+                config_file=_kubeconfig(given), context=context, client_configuration=configuration
             )
-        return cls(configuration)
+        except (config.ConfigException, yaml.YAMLError, OSError) as error:
+            raise NoCluster(
+                f"no cluster is found in {given or 'the kubeconfig'}: {error}; {_REMEDY}"
+            ) from error
+        return cls(configuration, credentials)
 
     async def close(self) -> None:
+        self._refreshing.cancel()
         await self._client.close()
 
     async def __aenter__(self) -> Api:
@@ -173,8 +190,35 @@ class Api:
         return response
 
 
+def _kubeconfig(given: str | None) -> str:
+    paths = given or str(Path.home() / ".kube" / "config")
+    if not any(Path(path).is_file() for path in paths.split(os.pathsep)):
+        raise NoCluster(f"there is no kubeconfig at {paths}: {_REMEDY}")
+    return paths
+
+
+async def _keep_fresh(
+    configuration: client.Configuration, credentials: config.KubeConfigLoader | None
+) -> None:
+    """Tokens that a program hands out (as for GKE and EKS) run out; this asks for the next one in time.
+
+    Those of a Pod's account are read again by themselves.
+    """
+    while credentials is not None and credentials._user is not None:
+        try:
+            await config.refresh_token(credentials, configuration, _REFRESH_S)
+            return  # there is nothing to refresh
+        except (config.ConfigException, OSError, ValueError) as error:
+            logger.warning("no fresh token could be had: %s", error)
+
+
 UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 """What it looks like when there is no answer."""
+
+
+def said(error: BaseException) -> str:
+    """A time-out, for one, says nothing by itself."""
+    return str(error) or type(error).__name__
 
 
 def _error(status: int, body: bytes) -> ApiError:

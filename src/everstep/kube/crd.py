@@ -107,7 +107,7 @@ def _spec() -> Schema:
             "replicas": _count(default=0),
             "minReplicas": _count(default=0),
             "maxReplicas": _count(default=2**31 - 1),
-            "numOfHosts": _count(1, default=1),
+            "numOfHosts": _count(1, maximum=names.MOST_HOSTS, default=1),
             "suspend": {"type": "boolean"},
             "idleTimeoutSeconds": _count(),
             # Ray's autoscaler replaces it, so it must be there.

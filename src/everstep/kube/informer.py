@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from everstep.kube.api import UNREACHABLE, Api, ApiError, Gone
+from everstep.kube.api import UNREACHABLE, Api, ApiError, Gone, said
 from everstep.kube.store import Key
 
 _LONGEST_PAUSE_S = 30.0
+_BETWEEN_S = 0.2
 
 logger = logging.getLogger("everstep.kube")
 
@@ -50,6 +51,8 @@ class Informer:
                     version = found["metadata"]["resourceVersion"]
                     pause = 0.0
                     self._take(kind, found)
+                # The server ends a watch every few minutes. One that ends at once mustn't make us spin.
+                await asyncio.sleep(_BETWEEN_S)
             except Gone:
                 version = ""
             except ApiError as error:
@@ -59,9 +62,7 @@ class Informer:
                 logger.warning("watching %s: %s", self._path, error)
                 pause = await _rest(pause)
             except UNREACHABLE as error:
-                logger.warning(
-                    "the API server doesn't answer (%s): %s", self._path, error or type(error).__name__
-                )
+                logger.warning("the API server doesn't answer (%s): %s", self._path, said(error))
                 pause = await _rest(pause)
 
     async def _list(self) -> str:

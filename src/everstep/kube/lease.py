@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from everstep.kube import names
-from everstep.kube.api import UNREACHABLE, Api, ApiError
+from everstep.kube.api import UNREACHABLE, Api, ApiError, said
 
 logger = logging.getLogger("everstep.kube")
 
@@ -26,9 +25,10 @@ class LeaseLost(Exception):
 
 
 class Lease:
-    def __init__(self, api: Api, namespace: str, duration_s: float) -> None:
+    def __init__(self, api: Api, namespace: str, name: str, duration_s: float) -> None:
         self._api = api
-        self._namespace = namespace
+        self.namespace = namespace
+        self._name = name
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._duration_s = duration_s
         self._identity = identity()
@@ -44,39 +44,59 @@ class Lease:
         """Waits until it is ours."""
         seen: tuple[str, float] = ("", 0.0)
         told = ""
-        while not await self._try(seen[1] if seen[0] else None):
-            current = await self._read()
-            spec = (current or {}).get("spec") or {}
+        while True:
+            try:
+                if await self._try(seen[1] if seen[0] else None):
+                    break
+                spec = (await self._read() or {}).get("spec") or {}
+            except (ApiError, *UNREACHABLE) as error:
+                if isinstance(error, ApiError) and not error.passing:
+                    raise
+                logger.warning("the lease in %s: %s", self.namespace, said(error))
+                spec = {}
             mark = f"{spec.get('holderIdentity')} {spec.get('renewTime')} {spec.get('leaseTransitions')}"
-            if mark != seen[0]:
+            if spec and mark != seen[0]:
                 seen = (mark, time.monotonic())
-            holder = str(spec.get("holderIdentity"))
-            if holder != told:
-                logger.info("waiting for the lease in %s, which %s holds", self._namespace, holder)
+            holder = spec.get("holderIdentity") or ""
+            if holder and holder != told:
+                logger.info("waiting for the lease in %s, which %s holds", self.namespace, holder)
                 told = holder
             await asyncio.sleep(min(1.0, self._duration_s / 5))
-        logger.info("holding the lease in %s", self._namespace)
+        logger.info("holding the lease in %s", self.namespace)
 
     async def keep(self) -> None:
         """Renews it, until that fails for too long."""
         while True:
             await asyncio.sleep(self._duration_s / 3)
             try:
-                await self._write(self._held)
+                await self._renew()
             except ApiError as error:
-                if error.status == 409 or not error.passing:
-                    raise LeaseLost(f"the lease in {self._namespace} was taken: {error}") from error
+                if not error.passing:
+                    raise LeaseLost(f"the lease in {self.namespace} was taken: {error}") from error
+                logger.warning("the lease in %s can't be renewed: %s", self.namespace, error)
             except UNREACHABLE as error:
-                logger.warning("the lease can't be renewed: %s", error or type(error).__name__)
+                logger.warning("the lease can't be renewed: %s", said(error))
             if not self.valid:
-                raise LeaseLost(f"the lease in {self._namespace} couldn't be renewed in time")
+                raise LeaseLost(f"the lease in {self.namespace} couldn't be renewed in time")
+
+    async def _renew(self) -> None:
+        try:
+            await self._write(self._held)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            # Our own renewal, whose answer was lost, looks like somebody else's.
+            current = await self._read()
+            if ((current or {}).get("spec") or {}).get("holderIdentity") != self._identity:
+                raise LeaseLost(f"the lease in {self.namespace} was taken: {error}") from error
+            await self._write(current)
 
     async def release(self) -> None:
         """So that the next one needn't wait."""
         if self._held is not None:
             self._held["spec"]["holderIdentity"] = ""
             try:
-                await self._api.replace(f"{self._path}/{names.OPERATOR}", self._held)
+                await self._api.replace(f"{self._path}/{self._name}", self._held)
             except (ApiError, *UNREACHABLE):
                 pass  # then it will run out
             self._held = None
@@ -100,7 +120,7 @@ class Lease:
 
     async def _read(self) -> dict[str, Any] | None:
         try:
-            return await self._api.get(f"{self._path}/{names.OPERATOR}")
+            return await self._api.get(f"{self._path}/{self._name}")
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -121,11 +141,11 @@ class Lease:
             }
         )
         if current is None:
-            meta = {"name": names.OPERATOR, "namespace": self._namespace}
+            meta = {"name": self._name, "namespace": self.namespace}
             lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
             self._held = await self._api.create(self._path, lease)
         else:
-            self._held = await self._api.replace(f"{self._path}/{names.OPERATOR}", {**current, "spec": spec})
+            self._held = await self._api.replace(f"{self._path}/{self._name}", {**current, "spec": spec})
         self._renewed = began
 
 

@@ -30,8 +30,7 @@ def manifests(image: str, home: str, namespaces: Sequence[str], all_clusters: bo
                 _binding("RoleBinding", "Role", namespace, account),
             ]
     else:
-        made[2]["rules"] += _in_namespace()
-        made += [_role("Role", home, [_leases()]), _binding("RoleBinding", "Role", home, account)]
+        made[2]["rules"] += [*_in_namespace(), _leases()]
     service = (home, names.OPERATOR)
     made += [
         {
@@ -80,8 +79,10 @@ def _in_namespace() -> list[Manifest]:
             "verbs": ["get", "list", "watch", "create", "patch", "delete"],
         },
         {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch", "create"]},
-        {"apiGroups": [""], "resources": ["events", "serviceaccounts"], "verbs": ["create"]},
-        {"apiGroups": [_RBAC], "resources": ["roles", "rolebindings"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        # get: whether what is there under their name is of an earlier cluster.
+        {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
+        {"apiGroups": [_RBAC], "resources": ["roles", "rolebindings"], "verbs": ["get", "create"]},
     ]
 
 
@@ -120,6 +121,8 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
         "metadata": _meta(home),
         "spec": {
             "replicas": 1,
+            # The next one is ready once it has the lease, which the last one gives back when it goes.
+            "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},

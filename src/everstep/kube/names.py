@@ -43,6 +43,9 @@ TPU_RESOURCE = "google.com/tpu"
 TPU_TOPOLOGY_SELECTOR = "cloud.google.com/gke-tpu-topology"
 TPU_ACCELERATOR_SELECTOR = "cloud.google.com/gke-tpu-accelerator"
 
+MOST_HOSTS = 10_000
+"""Of one replica. The largest slices have some thousands."""
+
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # Kubernetes' own for generated names: no vowels, no lookalikes
 _LONGEST = 63
 

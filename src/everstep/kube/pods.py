@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -309,9 +310,7 @@ def _slice_labels(group: GroupSpec, index: int, host: int) -> dict[str, str]:
             labels["ray.io/tpu-topology"] = topology
             generation = _GENERATIONS.get(selector.get(names.TPU_ACCELERATOR_SELECTOR, ""))
             if generation:
-                chips = 1
-                for side in topology.split("x"):
-                    chips *= int(side)
+                chips = math.prod(int(side) for side in topology.split("x"))
                 labels["ray.io/tpu-pod-type"] = f"{generation[0]}-{chips * generation[1]}"
                 labels["ray.io/accelerator-type"] = f"TPU-{generation[0].upper()}"
     return labels

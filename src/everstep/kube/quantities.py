@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-_QUANTITY = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkKMGTPE]i?))?$")
+_QUANTITY = re.compile(r"^([+-]?[0-9.]{1,30})(?:([eE][+-]?[0-9]{1,2})|([numkKMGTPE]i?))?$")
 _POWERS = {"n": -3, "u": -2, "m": -1, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
@@ -28,6 +28,14 @@ def number(quantity: object) -> Decimal:
             raise ValueError(f"{quantity!r} has an unknown suffix: use Ki, Mi, Gi, Ti, Pi or Ei")
         return value * Decimal(1024) ** power
     return value * Decimal(1000) ** power
+
+
+def is_quantity(value: object) -> bool:
+    try:
+        number(value)
+    except ValueError:
+        return False
+    return True
 
 
 def rounded_up(quantity: object) -> int:

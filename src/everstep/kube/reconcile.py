@@ -18,97 +18,37 @@ another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import msgspec
 
 from everstep.kube import names, pods as build
+from everstep.kube.actions import (
+    Action,
+    CreateHead,
+    CreateReplica,
+    CreateService,
+    DeletePod,
+    LabelPod,
+    Plan,
+    Remember,
+    Tell,
+)
 from everstep.kube.replicas import PATIENCE_S, Members, Replica, State, adopted, is_stuck, members
-from everstep.kube.spec import Cluster, GroupSpec, Manifest
+from everstep.kube.setbacks import Failure, Failures, Refusal, remembered
+from everstep.kube.spec import Cluster, GroupSpec
 from everstep.kube.view import PodView
 
-FIRST_RETRY_S = 30.0
-LAST_RETRY_S = 300.0
-
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server wouldn't have the Pods of a group. The cluster's status remembers it."""
-
-    reason: str
-    message: str
-    attempts: int
-    at: float
-    generation: int
-    """Of the cluster's spec: a change is a reason to try at once."""
-
-    @property
-    def retry_at(self) -> float:
-        return self.at + min(FIRST_RETRY_S * 2.0 ** (self.attempts - 1), LAST_RETRY_S)
+A_ROUND = 50
+"""Replicas of a group that are made until it is looked again: what should be may have changed meanwhile."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     pods: Sequence[PodView]
     services: frozenset[str] = frozenset()
     refusals: Mapping[str, Refusal] = {}
-
-
-class CreateService(msgspec.Struct, frozen=True):
-    manifest: Manifest
-
-
-class CreateHead(msgspec.Struct, frozen=True):
-    manifest: Manifest
-    beside: tuple[Manifest, ...]
-    """What it needs to be there first: the autoscaler's account and its rights."""
-
-
-class CreateReplica(msgspec.Struct, frozen=True):
-    """All of its Pods, or none."""
-
-    group: str
-    index: int
-    name: str
-    pods: tuple[str, ...]
-    """Their names, by host. What they are like is made when its turn comes: a thousand replicas are a lot."""
-
-    def manifests(self, cluster: Cluster) -> list[Manifest]:
-        group = next(group for group in cluster.groups if group.name == self.group)
-        return [
-            build.worker_pod(cluster, group, pod, self.name, self.index, host)
-            for host, pod in enumerate(self.pods)
-        ]
-
-
-class DeletePod(msgspec.Struct, frozen=True):
-    name: str
-    uid: str
-    reason: str
-
-
-class LabelPod(msgspec.Struct, frozen=True):
-    """Takes a Pod in that had no labels of its replica."""
-
-    name: str
-    uid: str
-    labels: Mapping[str, str]
-    hosts: int
-
-
-class Tell(msgspec.Struct, frozen=True):
-    """An event, for people."""
-
-    warning: bool
-    reason: str
-    message: str
-
-
-Action = CreateService | CreateHead | CreateReplica | DeletePod | LabelPod | Tell
-
-
-class Plan(msgspec.Struct, frozen=True):
-    actions: tuple[Action, ...]
-    wake_at: float | None
-    """When to look again, though nothing should have changed."""
+    """By the name of the group or Service."""
+    failures: Failures = {}
 
 
 def reconcile(cluster: Cluster, seen: Observed, now: float) -> Plan:
@@ -120,7 +60,8 @@ class _Reconciliation:
         self.cluster = cluster
         self.seen = seen
         self.now = now
-        self.wake: list[float] = []
+        self.failures = remembered(seen.failures, now)
+        self.wake = [failure.forgotten_at for failure in self.failures.values()]
         self.taken_names = {pod.name for pod in seen.pods} | {pod.replica for pod in seen.pods if pod.replica}
         self.taken_names.update(name for group in cluster.groups for name in group.workers_to_delete)
 
@@ -147,27 +88,36 @@ class _Reconciliation:
         if self.cluster.needs_headless_service:
             wanted.append(build.headless_service(self.cluster))
         for service in wanted:
-            if service["metadata"]["name"] not in self.seen.services:
+            name = service["metadata"]["name"]
+            if name not in self.seen.services and self._may_create(self.seen.refusals.get(name)):
                 yield CreateService(service)
 
     def _head(self) -> Iterator[Action]:
-        heads = [p for p in self.seen.pods if p.node_type == names.HEAD and p.owner == self.cluster.uid]
-        live = sorted((p for p in heads if p.leaving is None), key=lambda p: (p.created, p.name))
+        heads = [p for p in self.seen.pods if p.node_type == names.HEAD and p.owner is not None]
+        live = sorted(
+            (p for p in heads if p.leaving is None and p.owner == self.cluster.uid),
+            key=lambda p: (p.created, p.name),
+        )
         if self.cluster.suspend:
             yield from (DeletePod(pod.name, pod.uid, "the cluster is suspended") for pod in live)
             return
         for pod in live:
             if pod.broken or pod.node_lost:
-                yield Tell(True, "HeadReplaced", f"head {pod.name}: {pod.broken or 'its node is lost'}")
-                yield DeletePod(pod.name, pod.uid, pod.broken or "its node is lost")
+                why = pod.broken or "its node is lost"
+                yield from self._remember(names.HEAD_GROUP, 0, pod.name, "" if pod.node_lost else pod.broken)
+                yield Tell(True, "HeadReplaced", f"head {pod.name}: {why}")
+                yield DeletePod(pod.name, pod.uid, why)
             elif pod is not live[0]:
                 yield DeletePod(pod.name, pod.uid, f"{live[0].name} is the head already")
-        # Two heads would be two clusters under one name: the next waits for the last, unless that is stuck.
-        if not live and all(is_stuck(pod, self.now) for pod in heads):
-            refusal = self.seen.refusals.get(names.HEAD_GROUP)
-            if self._may_create(refusal):
-                name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
-                yield CreateHead(build.head_pod(self.cluster, name), build.beside_head(self.cluster))
+        # Two heads would be two clusters under one name: the next waits for the last, also for one of an
+        # earlier cluster of this name, unless that is stuck.
+        if (
+            all(is_stuck(pod, self.now) for pod in heads)
+            and not self._held(names.HEAD_GROUP, ())
+            and self._may_create(self.seen.refusals.get(names.HEAD_GROUP))
+        ):
+            name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
+            yield CreateHead(build.head_pod(self.cluster, name), build.beside_head(self.cluster))
 
     def _of_no_group(self, pods: Sequence[PodView]) -> Iterator[Action]:
         for pod in pods:
@@ -184,8 +134,7 @@ class _Reconciliation:
         desired = 0 if suspended else group.desired
         # Each replica's worth of Pods that can't be told apart stands for one: nothing is made twice.
         strangers = -(-len(found.strangers) // group.num_of_hosts)
-        if suspended:
-            yield from (DeletePod(pod.name, pod.uid, "suspended") for pod in found.strangers)
+        yield from self._end_strangers(group, found.strangers, desired)
 
         doomed = self._doomed(group, found, desired - strangers)
         for replica, why in doomed:
@@ -194,9 +143,21 @@ class _Reconciliation:
         kept = sum(replica.name not in ended for replica in found.replicas)
         # Just told to leave, or leaving still: its place is kept for it, unless it is stuck.
         leaving = sum(replica.holds_its_place(self.now) for replica, _ in doomed)
-        missing = desired - strangers - kept - leaving
+        held = self._held(group.name, found.indices)
+        missing = desired - strangers - kept - leaving - len(held)
         if missing > 0 and self._may_create(self.seen.refusals.get(group.name)):
-            yield from self._create(group, found, missing)
+            yield from self._create(group, found.indices | held, min(missing, A_ROUND))
+
+    def _end_strangers(
+        self, group: GroupSpec, strangers: Sequence[PodView], desired: int
+    ) -> Iterator[Action]:
+        """Whose replica can't be told: they go where all go, or where they are named."""
+        suspended = self.cluster.suspend or group.suspend
+        for pod in strangers:
+            if suspended or (desired == 0 and not self.cluster.autoscaling):
+                yield DeletePod(pod.name, pod.uid, "suspended" if suspended else "no replicas are wanted")
+            elif pod.name in group.workers_to_delete:
+                yield DeletePod(pod.name, pod.uid, "it is in workersToDelete")
 
     def _doomed(self, group: GroupSpec, found: Members, room: int) -> list[tuple[Replica, str]]:
         """Replicas that have to go, or are going, and why."""
@@ -239,6 +200,11 @@ class _Reconciliation:
     def _end(self, group: GroupSpec, replica: Replica, why: str) -> Iterator[Action]:
         live = [pod for pod in replica.pods if pod.leaving is None]
         if live:
+            yield from self._remember(group.name, replica.index, replica.name, replica.fault)
+            failure = self.failures.get((group.name, replica.index))
+            if replica.fault and failure is not None and not self._is_due(failure):
+                later = failure.retry_at - self.now
+                why += f" (failure {failure.attempts} in a row; the next comes in {later:.0f} s)"
             what = f"replica {replica.index} of {group.name} ({replica.name})"
             broken = replica.state is State.DEGRADED
             yield Tell(
@@ -255,9 +221,32 @@ class _Reconciliation:
         }
         return LabelPod(pod.name, pod.uid, labels, pod.hosts or 1)
 
-    def _create(self, group: GroupSpec, found: Members, count: int) -> Iterator[Action]:
-        highest = len(found.indices) + count
-        free = (index for index in range(highest) if index not in found.indices)
+    def _remember(self, group: str, index: int, replica: str, fault: str) -> Iterator[Action]:
+        """That its containers have failed. Once: it may be looked at again before it is gone."""
+        before = self.failures.get((group, index))
+        if not fault or (before is not None and before.replica == replica):
+            return
+        failure = self.failures[group, index] = Failure(
+            group=group,
+            index=index,
+            replica=replica,
+            reason=fault,
+            attempts=before.attempts + 1 if before else 1,
+            at=self.now,
+            generation=self.cluster.generation,
+        )
+        yield Remember(failure)
+
+    def _held(self, group: str, used: Container[int]) -> frozenset[int]:
+        """Indices whose replicas have failed again and again, and aren't tried anew yet."""
+        held = set()
+        for failure in self.failures.values():
+            if failure.group == group and failure.index not in used and not self._is_due(failure):
+                held.add(failure.index)
+        return frozenset(held)
+
+    def _create(self, group: GroupSpec, used: frozenset[int], count: int) -> Iterator[Action]:
+        free = (index for index in range(len(used) + count) if index not in used)
         for _ in range(count):
             index = next(free)
             replica = self._name(group.name, f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
@@ -266,9 +255,12 @@ class _Reconciliation:
             yield CreateReplica(group.name, index, replica, made)
 
     def _may_create(self, refusal: Refusal | None) -> bool:
-        if refusal is None or refusal.generation != self.cluster.generation or self.now >= refusal.retry_at:
+        return refusal is None or self._is_due(refusal)
+
+    def _is_due(self, setback: Refusal | Failure) -> bool:
+        if setback.generation != self.cluster.generation or self.now >= setback.retry_at:
             return True
-        self.wake.append(refusal.retry_at)
+        self.wake.append(setback.retry_at)
         return False
 
     def _name(self, prefix: str, seed: str) -> str:

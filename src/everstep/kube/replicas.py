@@ -33,6 +33,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodView, ...]
     state: State
     reason: str = ""
+    fault: str = ""
+    """What its own containers did, where that is why it is no longer whole: it may well happen again."""
 
     @property
     def whole(self) -> bool:
@@ -81,7 +83,10 @@ def _replica(group: GroupSpec, name: str, index: int, pods: list[PodView]) -> Re
     pods.sort(key=lambda pod: (pod.host or 0, pod.created, pod.name))
     hosts = next((pod.hosts for pod in pods if pod.hosts), group.num_of_hosts)
     state, reason = _state(group, hosts, pods)
-    return Replica(name=name, index=index, hosts=hosts, pods=tuple(pods), state=state, reason=reason)
+    fault = next((why for pod in pods if (why := _fault(group, hosts, pod))), "")
+    return Replica(
+        name=name, index=index, hosts=hosts, pods=tuple(pods), state=state, reason=reason, fault=fault
+    )
 
 
 def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[State, str]:
@@ -91,7 +96,7 @@ def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[State
     if leaving:
         return State.DEGRADED, f"{_list(pod.name for pod in leaving)} is being deleted"
     for pod in pods:
-        why = _why_broken(group, hosts, pod)
+        why = "its node is lost" if pod.node_lost else _fault(group, hosts, pod)
         if why:
             return State.DEGRADED, f"{pod.name}: {why}"
     present = [pod.host for pod in pods]
@@ -109,11 +114,9 @@ def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[State
     return State.CREATING, f"{waiting.name}: {waiting.waiting_for or 'not ready yet'}"
 
 
-def _why_broken(group: GroupSpec, hosts: int, pod: PodView) -> str:
-    if pod.broken:
+def _fault(group: GroupSpec, hosts: int, pod: PodView) -> str:
+    if pod.broken and not pod.node_lost:
         return pod.broken
-    if pod.node_lost:
-        return "its node is lost"
     if pod.restarts and hosts > 1 and group.restart is RestartPolicy.REPLICA:
         return "its container was started again, and is no longer in step with the other hosts"
     return ""

@@ -78,7 +78,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(raw: Mapping[str, Any]) -> Cluster:
-    meta, spec = raw["metadata"], raw["spec"]
+    meta, spec = raw["metadata"], _without_nulls(raw["spec"])
     annotations = meta.get("annotations") or {}
     suspend = bool(spec.get("suspend"))
     head = spec["headGroupSpec"]
@@ -128,3 +128,12 @@ def _group(raw: Mapping[str, Any], cluster_annotations: Mapping[str, str]) -> Gr
 
 def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:
     return {key: str(value) for key, value in (quantities or {}).items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    """To Kubernetes a null is a field that isn't there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inside) for key, inside in value.items() if inside is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inside) for inside in value]
+    return value

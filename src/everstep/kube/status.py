@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from everstep.kube import names
-from everstep.kube.reconcile import Observed, Refusal
+from everstep.kube.reconcile import Observed
 from everstep.kube.replicas import Members, Replica, State, adopted, members
+from everstep.kube.setbacks import Failure, Refusal, remembered
 from everstep.kube.spec import Cluster, GroupSpec
 from everstep.kube.validation import Problem
 from everstep.kube.view import PodView, time_of
@@ -27,10 +28,11 @@ Status = dict[str, Any]
 def describe(
     cluster: Cluster, seen: Observed, unsupported: Sequence[str], before: Mapping[str, Any], now: float
 ) -> Status:
-    heads = [pod for pod in seen.pods if pod.node_type == names.HEAD and pod.leaving is None]
+    ours = [pod for pod in seen.pods if pod.owner == cluster.uid]
+    heads = [pod for pod in ours if pod.node_type == names.HEAD and pod.leaving is None]
     head = heads[0] if heads else None
     by_group: dict[str, list[PodView]] = {group.name: [] for group in cluster.groups}
-    for pod in seen.pods:
+    for pod in ours:
         if pod.node_type == names.WORKER and pod.group in by_group:
             by_group[pod.group].append(pod)
     found = {
@@ -59,15 +61,18 @@ def describe(
         "slices": f"{whole}/{wanted}",
         "groups": groups,
     }
-    if names.HEAD_GROUP in seen.refusals:
-        status["headRefused"] = {
-            "name": names.HEAD_GROUP,
-            "refused": _refusal(seen.refusals[names.HEAD_GROUP]),
-        }
+    refused = [
+        {"name": name, **_refusal(refusal)} for name, refusal in seen.refusals.items() if name not in by_group
+    ]
+    if refused:
+        status["refused"] = refused
+    failing = [_failure(failure) for failure in remembered(seen.failures, now).values()]
+    if failing:
+        status["failing"] = failing
     if cluster.suspend:
         left = len(workers) + len(heads)
         status["state"] = "suspended" if not left else "suspending"
-    elif head_ready and whole >= wanted:
+    elif head_ready and all(group["ready"] >= group["desired"] for group in groups):
         status["state"] = "ready"
     else:
         status["state"] = "degraded" if before.get("state") in ("ready", "degraded") else "creating"
@@ -94,21 +99,26 @@ def refuse(problems: Sequence[Problem], generation: int, before: Mapping[str, An
 
 def refusals(status: Mapping[str, Any]) -> dict[str, Refusal]:
     """What the API server refused before, as the status remembers it."""
-    found = {}
-    for group in (
-        *(status.get("groups") or ()),
-        *([status["headRefused"]] if status.get("headRefused") else ()),
-    ):
-        refused = group.get("refused")
-        if refused:
-            found[group["name"]] = Refusal(
-                reason=refused["reason"],
-                message=refused["message"],
-                attempts=refused["attempts"],
-                at=time_of(refused["at"]) or 0.0,
-                generation=refused["generation"],
-            )
-    return found
+    found = {group["name"]: group["refused"] for group in status.get("groups") or () if group.get("refused")}
+    found.update({refused["name"]: refused for refused in status.get("refused") or ()})
+    return {
+        name: Refusal(
+            reason=refused["reason"],
+            message=refused["message"],
+            attempts=refused["attempts"],
+            at=time_of(refused["at"]) or 0.0,
+            generation=refused["generation"],
+        )
+        for name, refused in found.items()
+    }
+
+
+def failures(status: Mapping[str, Any]) -> dict[tuple[str, int], Failure]:
+    """Which replicas failed before, as the status remembers it."""
+    return {
+        (failed["group"], failed["index"]): Failure(**{**failed, "at": time_of(failed["at"]) or 0.0})
+        for failed in status.get("failing") or ()
+    }
 
 
 def _with_adopted(cluster: Cluster, group: GroupSpec, pods: Sequence[PodView]) -> list[PodView]:
@@ -164,6 +174,18 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
     }
 
 
+def _failure(failure: Failure) -> dict[str, Any]:
+    return {
+        "group": failure.group,
+        "index": failure.index,
+        "replica": failure.replica,
+        "reason": failure.reason[:300],
+        "attempts": failure.attempts,
+        "at": stamp(failure.at),
+        "generation": failure.generation,
+    }
+
+
 def _conditions(
     cluster: Cluster,
     seen: Observed,
@@ -208,44 +230,64 @@ def _conditions(
             "UserRequest" if cluster.suspend else "NotSuspended",
         ),
     ]
-    refused = dict(seen.refusals)
-    worst = next(iter(refused.values()), None)
+    troubles = _troubles(seen, now)
     conditions.append(
         condition(
             "ReplicaFailure",
-            worst is not None,
-            worst.reason if worst else "NoFailure",
-            "; ".join(f"{name}: {r.message} (tried {r.attempts} times)" for name, r in refused.items()),
+            bool(troubles),
+            troubles[0][0] if troubles else "NoFailure",
+            "; ".join(message for _, message in troubles)[:4000],
         )
     )
-    if unsupported or _known("UnsupportedField", before):
-        conditions.append(
-            condition(
-                "UnsupportedField",
-                bool(unsupported),
-                "FieldIgnored" if unsupported else "AllFieldsHonoured",
-                f"this operator does nothing with {_listed(unsupported)}" if unsupported else "",
-            )
-        )
-    strangers = {name: group.strangers for name, group in found.items() if group.strangers}
-    if strangers or _known("UnlabelledPods", before):
-        described = "; ".join(
-            f"{name}: {_listed(pod.name for pod in pods)}" for name, pods in strangers.items()
-        )
-        conditions.append(
-            condition(
-                "UnlabelledPods",
-                bool(strangers),
-                "ReplicaUnknown" if strangers else "AllPodsLabelled",
-                f"which replica these belong to can't be told: {described}. They count as whole replicas. "
-                "Delete them, and labelled ones are made in their place"
-                if strangers
-                else "",
-            )
-        )
-    if _known("InvalidSpec", before):
-        conditions.append(condition("InvalidSpec", False, "Valid"))
+    # These are only there where there is, or was, something to say.
+    for kind, bad, good, message in (
+        ("UnsupportedField", "FieldIgnored", "AllFieldsHonoured", _about_unsupported(unsupported)),
+        ("UnlabelledPods", "ReplicaUnknown", "AllPodsLabelled", _about_strangers(found)),
+        ("OrphanedPods", "NoOwner", "AllPodsOwned", _about_orphans(seen)),
+        ("InvalidSpec", "InvalidField", "Valid", ""),
+    ):
+        if message or _known(kind, before):
+            conditions.append(condition(kind, bool(message), bad if message else good, message))
     return conditions
+
+
+def _troubles(seen: Observed, now: float) -> list[tuple[str, str]]:
+    """Why replicas that should be there aren't: a word, and the whole of it."""
+    refused = [
+        (r.reason, f"{name}: {r.message} (tried {r.attempts} times)") for name, r in seen.refusals.items()
+    ]
+    failing = [
+        ("KeepsFailing", f"{f.group}: replica {f.index} has failed {f.attempts} times, lately by: {f.reason}")
+        for f in remembered(seen.failures, now).values()
+        if f.attempts > 1
+    ]
+    return refused + failing
+
+
+def _about_unsupported(fields: Sequence[str]) -> str:
+    return f"this operator does nothing with {_listed(fields)}" if fields else ""
+
+
+def _about_strangers(found: Mapping[str, Members]) -> str:
+    described = "; ".join(
+        f"{name}: {_listed(pod.name for pod in group.strangers)}"
+        for name, group in found.items()
+        if group.strangers
+    )
+    return described and (
+        f"which replica these belong to can't be told: {described}. They count as whole replicas. "
+        "Delete them, and labelled ones are made in their place"
+    )
+
+
+def _about_orphans(seen: Observed) -> str:
+    orphans = [pod.name for pod in seen.pods if pod.owner is None and pod.leaving is None]
+    if not orphans:
+        return ""
+    return (
+        f"these carry the cluster's label, and no cluster owns them: {_listed(orphans)}. They are left "
+        "alone, and others are made beside them: delete them, or take the label off"
+    )
 
 
 def _condition(

@@ -18,15 +18,17 @@ Key = tuple[str, str]
 
 Json = Mapping[str, Any]
 
+_MOST_BURIED = 20_000
+"""Answers about those that went before them have long come."""
+
 
 class Store:
     def __init__(self) -> None:
         self.clusters: dict[Key, Json] = {}
         self._pods: dict[Key, dict[str, PodView]] = {}
         self._services: dict[Key, dict[str, int]] = {}
-        self._buried: dict[str, int] = {}
-        """The uids of Pods that are gone, and by which version: an answer that comes late mustn't raise them.
-        """
+        self._buried: dict[str, None] = {}
+        """The uids of the last Pods and clusters that went: an answer that comes late mustn't raise them."""
 
     def pods(self, key: Key) -> list[PodView]:
         return list(self._pods.get(key, {}).values())
@@ -37,12 +39,13 @@ class Store:
     def put_cluster(self, raw: Json) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         known = self.clusters.get(key)
-        if known is None or _version(raw) >= _version(known):
+        if raw["metadata"]["uid"] not in self._buried and (known is None or _version(raw) >= _version(known)):
             self.clusters[key] = raw
         return key
 
     def drop_cluster(self, raw: Json) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+        self._bury(raw["metadata"]["uid"])
         if key in self.clusters and self.clusters[key]["metadata"]["uid"] == raw["metadata"]["uid"]:
             del self.clusters[key]
         return key
@@ -61,13 +64,13 @@ class Store:
     def drop_pod(self, raw: Json) -> Key | None:
         key = _key(raw)
         if key is not None:
-            self._bury(key, raw["metadata"]["uid"], _version(raw))
+            self.forget_pod(key, raw["metadata"]["uid"])
         return key
 
     def forget_pod(self, key: Key, uid: str) -> None:
         """The API server says that there is no such Pod."""
-        known = self._pods.get(key, {}).get(uid)
-        self._bury(key, uid, known.version if known else 0)
+        self._pods.get(key, {}).pop(uid, None)
+        self._bury(uid)
 
     def put_service(self, raw: Json) -> Key | None:
         key = _key(raw)
@@ -87,8 +90,7 @@ class Store:
         there = {self.put_cluster(item) for item in items}
         for key, raw in list(self.clusters.items()):
             if namespace in (None, key[0]) and key not in there and _version(raw) <= version:
-                del self.clusters[key]
-                there.add(key)
+                there.add(self.drop_cluster(raw))
         return there
 
     def pods_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
@@ -99,10 +101,8 @@ class Store:
         for key, pods in self._pods.items():
             for uid, pod in list(pods.items()):
                 if namespace in (None, key[0]) and uid not in there and pod.version <= version:
-                    self._bury(key, uid, version)
+                    self.forget_pod(key, uid)
                     changed.add(key)
-        # Answers to writes from before this list have long come.
-        self._buried = {uid: at for uid, at in self._buried.items() if at >= version}
         return changed
 
     def services_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
@@ -116,9 +116,10 @@ class Store:
                     changed.add(key)
         return changed
 
-    def _bury(self, key: Key, uid: str, version: int) -> None:
-        self._pods.get(key, {}).pop(uid, None)
-        self._buried[uid] = version
+    def _bury(self, uid: str) -> None:
+        self._buried[uid] = None
+        if len(self._buried) > _MOST_BURIED:
+            del self._buried[next(iter(self._buried))]
 
 
 def _key(raw: Json) -> Key | None:

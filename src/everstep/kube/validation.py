@@ -7,6 +7,7 @@ may be installed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,12 +15,16 @@ from typing import Any
 import msgspec
 
 from everstep.kube import names, quantities
+from everstep.kube.shape import misshapen
 from everstep.kube.spec import RestartPolicy
 
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 _FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
 _LABEL_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
+_PORT = re.compile(r"^[0-9]{1,5}$")
+_TOPOLOGY = re.compile(r"^[0-9]{1,5}(x[0-9]{1,5}){1,2}$")
+_PORTS = ("port", "dashboard-port", "ray-client-server-port", "metrics-export-port")
 _LONGEST_CLUSTER = 50
 _LONGEST_GROUP = 50
 _OURS = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_NAME")
@@ -70,6 +75,9 @@ _AUTOSCALER = {
     "version",
     "volumeMounts",
 }
+# What KubeRay and others read from a cluster's annotations and labels, like ray.io/ft-enabled.
+_OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/")
+_HONOURED = (names.OVERWRITE_COMMAND, names.CLUSTER)
 # These ask for nothing: what they name is how it is here anyway.
 _DEFAULTS: Mapping[str, object] = {
     "spec.authOptions": {"mode": "disabled"},
@@ -90,15 +98,30 @@ class Problem(msgspec.Struct, frozen=True):
 
 def problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[Problem]:
     """All that is wrong with a RayCluster, in the order of its fields. ``before`` is what it replaces."""
+    wrong = misshapen(raw)
+    if wrong is not None:
+        return [Problem(*wrong, "give it as in Kubernetes' own reference of RayClusters and Pods")]
     return list(_problems(raw, before))
 
 
 def unsupported(raw: Mapping[str, Any]) -> list[str]:
     """The paths of fields that are there and that this operator does nothing with."""
     spec = raw.get("spec") or {}
-    found = [f"spec.{key}" for key in spec if key not in _SPEC]
+    found = [
+        f"metadata.{kind}[{key}]"
+        for kind in ("annotations", "labels")
+        for key in (raw.get("metadata") or {}).get(kind) or ()
+        if key.startswith(_OF_RAY_AND_KUEUE) and key not in _HONOURED
+    ]
+    found += [f"spec.{key}" for key in spec if key not in _SPEC]
     head = spec.get("headGroupSpec") or {}
     found += [f"spec.headGroupSpec.{key}" for key in head if key not in _HEAD]
+    service = (head.get("headService") or {}).get("metadata") or {}
+    found += [
+        f"spec.headGroupSpec.headService.metadata.{key}"
+        for key in service
+        if key not in ("labels", "annotations", "creationTimestamp")
+    ]
     for i, group in enumerate(spec.get("workerGroupSpecs") or ()):
         path = f"spec.workerGroupSpecs[{i}]"
         found += [f"{path}.{key}" for key in group if key not in _GROUP]
@@ -132,26 +155,23 @@ def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Itera
         )
     elif len(name) > _LONGEST_CLUSTER:
         yield Problem("metadata.name", f"{len(name)} characters", f"use at most {_LONGEST_CLUSTER}")
+    yield from _restart_policy("metadata", raw.get("metadata") or {})
     spec = raw.get("spec")
-    if not isinstance(spec, Mapping):
+    if spec is None:
         yield Problem("spec", "is missing", "give headGroupSpec and workerGroupSpecs")
         return
     yield from _managed_by(spec, before)
     autoscaling = bool(spec.get("enableInTreeAutoscaling"))
     yield from _autoscaler(spec, autoscaling)
     head = spec.get("headGroupSpec")
-    if not isinstance(head, Mapping):
+    if head is None:
         yield Problem(
             "spec.headGroupSpec", "is missing", "give the head's Pod template in headGroupSpec.template"
         )
     else:
         yield from _member("spec.headGroupSpec", head, autoscaling, is_head=True)
-    groups = spec.get("workerGroupSpecs") or ()
-    if not isinstance(groups, (list, tuple)):
-        yield Problem("spec.workerGroupSpecs", f"is {type(groups).__name__}", "give a list of worker groups")
-        return
     taken: dict[str, int] = {}
-    for i, group in enumerate(groups):
+    for i, group in enumerate(spec.get("workerGroupSpecs") or ()):
         path = f"spec.workerGroupSpecs[{i}]"
         yield from _group_name(path, group, taken, i)
         yield from _counts(path, group)
@@ -211,7 +231,7 @@ def _group_name(path: str, group: Mapping[str, Any], taken: dict[str, int], i: i
     if not name:
         yield Problem(f"{path}.groupName", "is missing", "name the group; Pods and hosts are named after it")
         return
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not _NAME.match(name):
         yield Problem(
             f"{path}.groupName",
             f"{name!r} can't be part of a host name",
@@ -236,6 +256,8 @@ def _counts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             yield Problem(f"{path}.{key}", f"{value!r}", f"use a whole number, {least} or more")
             return
+    if (group.get("numOfHosts") or 1) > names.MOST_HOSTS:
+        yield Problem(f"{path}.numOfHosts", f"{group['numOfHosts']}", f"use at most {names.MOST_HOSTS}")
     low, high = group.get("minReplicas"), group.get("maxReplicas")
     if low is not None and high is not None and low > high:
         yield Problem(
@@ -250,8 +272,8 @@ def _counts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _member(path: str, member: Mapping[str, Any], autoscaling: bool, *, is_head: bool) -> Iterator[Problem]:
-    template = member.get("template")
-    containers = (template.get("spec") or {}).get("containers") if isinstance(template, Mapping) else None
+    template = member.get("template") or {}
+    containers = (template.get("spec") or {}).get("containers")
     if not containers:
         yield Problem(
             f"{path}.template.spec.containers",
@@ -259,7 +281,6 @@ def _member(path: str, member: Mapping[str, Any], autoscaling: bool, *, is_head:
             "give at least one container; the first one runs Ray",
         )
         return
-    assert isinstance(template, Mapping)
     if not containers[0].get("image"):
         yield Problem(
             f"{path}.template.spec.containers[0].image",
@@ -272,13 +293,7 @@ def _member(path: str, member: Mapping[str, Any], autoscaling: bool, *, is_head:
             yield Problem(
                 f"{path}.template.metadata.labels[{key}]", "is set", "leave it out: the operator sets it"
             )
-    policy = (meta.get("annotations") or {}).get(names.RESTART_POLICY)
-    if policy is not None and policy not in [p.value for p in RestartPolicy]:
-        yield Problem(
-            f"{path}.template.metadata.annotations[{names.RESTART_POLICY}]",
-            f"{policy!r} is unknown",
-            "use Replica or Container",
-        )
+    yield from _restart_policy(f"{path}.template.metadata", meta)
     yield from _start_params(path, member, is_head=is_head)
     yield from _resources(path, member, containers[0], autoscaling)
     restart = (template.get("spec") or {}).get("restartPolicy")
@@ -287,6 +302,16 @@ def _member(path: str, member: Mapping[str, Any], autoscaling: bool, *, is_head:
             f"{path}.template.spec.restartPolicy",
             f"{restart!r}, while Ray's autoscaler counts on Pods that don't restart",
             "use Never, or leave it out",
+        )
+
+
+def _restart_policy(path: str, meta: Mapping[str, Any]) -> Iterator[Problem]:
+    policy = (meta.get("annotations") or {}).get(names.RESTART_POLICY)
+    if policy is not None and policy not in [p.value for p in RestartPolicy]:
+        yield Problem(
+            f"{path}.annotations[{names.RESTART_POLICY}]",
+            f"{policy!r} is unknown",
+            "use Replica or Container",
         )
 
 
@@ -319,9 +344,10 @@ def _start_params(path: str, member: Mapping[str, Any], *, is_head: bool) -> Ite
             "is set",
             f"move it to {path}.labels, where the autoscaler sees it, too",
         )
-    port = params.get("port")
-    if is_head and port is not None and (not str(port).isdigit() or not 0 < int(port) < 65536):
-        yield Problem(f"{path}.rayStartParams.port", f"{port!r}", "use a port number, like 6379")
+    for key in _PORTS if is_head else ():
+        port = params.get(key)
+        if isinstance(port, str) and not (_PORT.match(port) and int(port) < 65536):
+            yield Problem(f"{path}.rayStartParams.{key}", f"{port!r}", "use a port number, like 6379")
     for key, value in (member.get("labels") or {}).items():
         if not _LABEL_KEY.match(key) or not isinstance(value, str) or not _LABEL_VALUE.match(value):
             yield Problem(
@@ -336,13 +362,12 @@ def _resources(
 ) -> Iterator[Problem]:
     given = member.get("resources") or {}
     params = member.get("rayStartParams") or {}
-    for key, value in given.items():
-        try:
-            quantities.number(value)
-        except ValueError:
-            yield Problem(
-                f"{path}.resources.{key}", f"{value!r} isn't a quantity", "use a number, like 4 or 16Gi"
-            )
+    asked = quantities.asked(container)
+    limits = f"{path}.template.spec.containers[0].resources"
+    for where, amounts in ((f"{path}.resources", given), (limits, asked)):
+        for key, value in amounts.items():
+            if not quantities.is_quantity(value):
+                yield Problem(f"{where}.{key}", f"{value!r} isn't a quantity", "use a number, like 4 or 16Gi")
     doubled = [key for key in ("num-cpus", "num-gpus", "memory", "resources") if key in params]
     if given and doubled:
         yield Problem(
@@ -350,7 +375,6 @@ def _resources(
             "is set beside resources",
             f"say it in one of the two: {path}.resources is the newer",
         )
-    asked = quantities.asked(container)
     if autoscaling and "CPU" not in given and "num-cpus" not in params and "cpu" not in asked:
         yield Problem(
             f"{path}.template.spec.containers[0].resources.limits.cpu",
@@ -360,10 +384,9 @@ def _resources(
 
 
 def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
-    hosts = group.get("numOfHosts") or 1
-    template = group.get("template") or {}
-    spec = template.get("spec") or {} if isinstance(template, Mapping) else {}
+    spec = (group.get("template") or {}).get("spec") or {}
     containers = spec.get("containers") or []
+    hosts = group.get("numOfHosts") or 1
     if not containers or not isinstance(hosts, int):
         return
     if hosts > 1:
@@ -383,24 +406,22 @@ def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
                 )
     topology = (spec.get("nodeSelector") or {}).get(names.TPU_TOPOLOGY_SELECTOR)
     chips = quantities.asked(containers[0]).get(names.TPU_RESOURCE)
-    if chips is None:
-        return
     where = f"{path}.template.spec.nodeSelector[{names.TPU_TOPOLOGY_SELECTOR}]"
     if topology is None:
-        if hosts > 1:
+        if hosts > 1 and chips is not None:
             yield Problem(where, "is missing in a group of TPU hosts", "name the slices' topology, like 4x4")
-        return
-    if not re.match(r"^[0-9]+(x[0-9]+){1,2}$", topology):
+    elif not _TOPOLOGY.match(topology):
         yield Problem(where, f"{topology!r} isn't a topology", "use one like 4x4 or 2x2x2")
-        return
-    total = 1
-    for side in topology.split("x"):
-        total *= int(side)
-    per_host = quantities.rounded_up(chips)
+    elif chips is not None and quantities.is_quantity(chips):
+        yield from _chips(path, hosts, topology, quantities.rounded_up(chips))
+
+
+def _chips(path: str, hosts: int, topology: str, per_host: int) -> Iterator[Problem]:
+    total = math.prod(int(side) for side in topology.split("x"))
     if per_host < 1 or total % per_host:
         yield Problem(
             f"{path}.template.spec.containers[0].resources.limits[{names.TPU_RESOURCE}]",
-            f"{chips} chips a host don't divide the {total} of topology {topology}",
+            f"{per_host} chips a host don't divide the {total} of topology {topology}",
             "use the chips that one host has, usually 4",
         )
     elif hosts != total // per_host:

@@ -66,9 +66,7 @@ def view(pod: Mapping[str, Any]) -> PodView:
         name=meta["name"],
         uid=meta["uid"],
         version=int(meta.get("resourceVersion") or 0),
-        owner=next(
-            (o["uid"] for o in meta.get("ownerReferences") or () if o.get("kind") == names.KIND), None
-        ),
+        owner=owner_of(pod),
         node_type=labels.get(names.NODE_TYPE, ""),
         group=labels.get(names.WORKER_GROUP, ""),
         replica=labels.get(names.REPLICA_NAME),
@@ -86,6 +84,12 @@ def view(pod: Mapping[str, Any]) -> PodView:
         ip=status.get("podIP") or "",
         hint=_hint(labels, spec),
     )
+
+
+def owner_of(found: Mapping[str, Any]) -> str | None:
+    """The uid of the RayCluster that an object belongs to."""
+    owners = found["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("kind") == names.KIND), None)
 
 
 def _whole(text: str | None) -> int | None:

@@ -1,0 +1,76 @@
+"""What the operator can do, as values: ``reconcile`` decides on them, ``operator`` carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from everstep.kube import pods as build
+from everstep.kube.setbacks import Failure
+from everstep.kube.spec import Cluster, Manifest
+
+
+class CreateService(msgspec.Struct, frozen=True):
+    manifest: Manifest
+
+
+class CreateHead(msgspec.Struct, frozen=True):
+    manifest: Manifest
+    beside: tuple[Manifest, ...]
+    """What it needs to be there first: the autoscaler's account and its rights."""
+
+
+class CreateReplica(msgspec.Struct, frozen=True):
+    """All of its Pods, or none."""
+
+    group: str
+    index: int
+    name: str
+    pods: tuple[str, ...]
+    """Their names, by host. What they are like is made when its turn comes: a thousand replicas are a lot."""
+
+    def manifests(self, cluster: Cluster) -> list[Manifest]:
+        group = next(group for group in cluster.groups if group.name == self.group)
+        return [
+            build.worker_pod(cluster, group, pod, self.name, self.index, host)
+            for host, pod in enumerate(self.pods)
+        ]
+
+
+class DeletePod(msgspec.Struct, frozen=True):
+    name: str
+    uid: str
+    reason: str
+
+
+class LabelPod(msgspec.Struct, frozen=True):
+    """Takes a Pod in that had no labels of its replica."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    hosts: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """An event, for people."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+class Remember(msgspec.Struct, frozen=True):
+    """A replica has failed: the next one may have to wait."""
+
+    failure: Failure
+
+
+Action = CreateService | CreateHead | CreateReplica | DeletePod | LabelPod | Remember | Tell
+
+
+class Plan(msgspec.Struct, frozen=True):
+    actions: tuple[Action, ...]
+    wake_at: float | None
+    """When to look again, though nothing should have changed."""

@@ -1,0 +1,349 @@
+"""One cluster's task: asks ``reconcile`` what to do, does it, and says so in the status.
+
+What leaves goes first, and all at once; replicas come one after the other, each whole or not at all. What
+fails holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from everstep.kube import actions, names, status as describing
+from everstep.kube.actions import Action, CreateReplica, Plan, Tell
+from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
+from everstep.kube.lease import LeaseLost
+from everstep.kube.reconcile import Observed, reconcile
+from everstep.kube.setbacks import Failure, Refusal, remembered
+from everstep.kube.spec import Cluster, Manifest, parse
+from everstep.kube.store import Key
+from everstep.kube.validation import problems, unsupported
+from everstep.kube.view import owner_of
+
+if TYPE_CHECKING:
+    from everstep.kube.operator import Operator
+
+_SETTLE_S = 0.05
+"""Changes come in flocks; this much later there is one thing to do about them."""
+_LONGEST_PAUSE_S = 60.0
+
+logger = logging.getLogger("everstep.kube")
+
+
+class Tending:
+    """One cluster's task."""
+
+    def __init__(self, operator: Operator, key: Key) -> None:
+        self._operator, self._key = operator, key
+        self._namespace, self._name = key
+        self.changed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._uid = ""
+        self._refusals: dict[str, Refusal] = {}
+        self._failures: dict[tuple[str, int], Failure] = {}
+        self._written: Mapping[str, Any] | None = None
+        """The status as it was last acknowledged: another CRD may not have kept all of it."""
+
+    async def run(self) -> None:
+        await self._operator.hold(self._namespace)
+        pause = 0.0
+        wake_at: float | None = None
+        while True:
+            await self._wait(wake_at)
+            raw = self._operator.ours(self._key)
+            if raw is None:
+                self._operator.forget(self._key)
+                return
+            try:
+                wake_at = await self._once(raw)
+                pause = 0.0
+                continue
+            except (ApiError, *UNREACHABLE) as error:
+                logger.warning("%s/%s: %s", *self._key, said(error))
+            except LeaseLost:
+                raise
+            except Exception:
+                # A bug, and the trouble of this cluster: the others go on.
+                logger.exception("%s/%s: this is a bug in the operator", *self._key)
+            pause = min(max(0.5, pause * 2), _LONGEST_PAUSE_S)
+            logger.info("%s/%s: again in %.1f s", *self._key, pause)
+            await asyncio.sleep(pause)
+            self.changed.set()
+
+    async def _wait(self, wake_at: float | None) -> None:
+        timeout = None if wake_at is None else max(0.0, wake_at - time.time())
+        try:
+            await asyncio.wait_for(self.changed.wait(), timeout)
+            await asyncio.sleep(_SETTLE_S)
+        except TimeoutError:
+            pass
+        self.changed.clear()
+
+    async def _once(self, raw: Mapping[str, Any]) -> float | None:
+        if raw["metadata"]["uid"] != self._uid:
+            self._uid = raw["metadata"]["uid"]
+            self._refusals = describing.refusals(raw.get("status") or {})
+            self._failures = describing.failures(raw.get("status") or {})
+            self._written = None
+        before = self._written if self._written is not None else raw.get("status") or {}
+        generation = raw["metadata"].get("generation", 0)
+        wrong = problems(raw)
+        if wrong:
+            await self._say(raw, describing.refuse(wrong, generation, before, time.time()), before)
+            return None
+        cluster = parse(raw)
+        began = time.perf_counter()
+        plan = reconcile(cluster, self._observed(), time.time())
+        took = time.perf_counter() - began
+        if plan.actions:
+            logger.debug("%s/%s: %d actions, decided in %.1f ms", *self._key, len(plan.actions), took * 1e3)
+        error = await self._carry_out(cluster, raw, plan)
+        if plan.actions:
+            self.changed.set()  # what was done may have made more to do
+        self._failures = remembered(self._failures, time.time())
+        described = describing.describe(cluster, self._observed(), unsupported(raw), before, time.time())
+        await self._say(raw, described, before)
+        if error is not None:
+            raise error
+        return plan.wake_at
+
+    def _observed(self) -> Observed:
+        store = self._operator.store
+        return Observed(
+            pods=store.pods(self._key),
+            services=store.services(self._key),
+            refusals=dict(self._refusals),
+            failures=dict(self._failures),
+        )
+
+    async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> Exception | None:
+        """All of it, whatever becomes of its parts. Returns the first error."""
+        others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
+        errors = await _all(self._do(cluster, raw, action) for action in others)
+        # Fresh facts, fresh chances: a refusal of an older spec is over.
+        self._refusals = {n: r for n, r in self._refusals.items() if r.generation == cluster.generation}
+        # Groups take turns.
+        creations = [action for action in plan.actions if isinstance(action, CreateReplica)]
+        creations.sort(key=lambda creation: creation.index)
+        stopped: set[str] = set()
+        for creation in creations:
+            if not self._is_current(raw):
+                break  # this was decided for another spec
+            if creation.group in stopped:
+                continue
+            try:
+                if not await self._create_replica(cluster, raw, creation):
+                    stopped.add(creation.group)
+            except (ApiError, *UNREACHABLE) as error:
+                errors.append(error)
+                stopped.add(creation.group)
+        return errors[0] if errors else None
+
+    def _is_current(self, raw: Mapping[str, Any]) -> bool:
+        now = self._operator.ours(self._key)
+        return now is not None and all(
+            now["metadata"].get(key) == raw["metadata"].get(key) for key in ("uid", "generation")
+        )
+
+    async def _do(self, cluster: Cluster, raw: Mapping[str, Any], action: Action) -> None:
+        async with self._operator.slots:
+            match action:
+                case Tell():
+                    await self._tell(raw, action)
+                case actions.Remember(failure=failure):
+                    self._failures[failure.group, failure.index] = failure
+                case actions.CreateService(manifest=manifest):
+                    await self._create_service(cluster, raw, manifest)
+                case actions.DeletePod():
+                    logger.info("%s/%s: deleting %s: %s", *self._key, action.name, action.reason)
+                    await self._delete(raw, action.name, action.uid)
+                case actions.LabelPod():
+                    await self._label(action)
+                case actions.CreateHead():
+                    await self._create_head(cluster, raw, action)
+                case CreateReplica():
+                    raise AssertionError("replicas are made one after the other")
+
+    async def _create_service(self, cluster: Cluster, raw: Mapping[str, Any], manifest: Manifest) -> None:
+        name = manifest["metadata"]["name"]
+        try:
+            self._operator.store.put_service(await self._create_once(manifest))
+            self._refusals.pop(name, None)
+        except ApiError as error:
+            if error.passing:
+                raise
+            await self._refused(cluster, raw, name, f"Service {name}", error)
+
+    async def _create_once(self, manifest: Manifest) -> dict[str, Any]:
+        self._operator.may_write(self._namespace)
+        path, name = path_for(manifest), manifest["metadata"]["name"]
+        try:
+            return await self._operator.api.create(path, manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        there = await self._operator.api.get(f"{path}/{name}")
+        if owner_of(there) not in (None, self._uid):
+            message = (
+                f"the {manifest['kind']} {name} of an earlier cluster of this name is still to be deleted"
+            )
+            raise ApiError(409, "AlreadyExists", message)
+        there["metadata"].setdefault("labels", {})[names.CLUSTER] = self._name
+        return there
+
+    async def _create_head(
+        self, cluster: Cluster, raw: Mapping[str, Any], action: actions.CreateHead
+    ) -> None:
+        try:
+            for manifest in action.beside:
+                await self._create_once(manifest)
+            await self._create_pod(action.manifest)
+        except ApiError as error:
+            if error.passing:
+                raise
+            await self._refused(cluster, raw, names.HEAD_GROUP, "the head", error)
+        else:
+            self._refusals.pop(names.HEAD_GROUP, None)
+
+    async def _create_replica(self, cluster: Cluster, raw: Mapping[str, Any], action: CreateReplica) -> bool:
+        """All of its Pods. If one can't be had, those that could are given back."""
+        logger.info(
+            "%s/%s: creating replica %d of %s, %s", *self._key, action.index, action.group, action.name
+        )
+        creating = [self._create_pod(pod) for pod in action.manifests(cluster)]
+        made = await asyncio.gather(*creating, return_exceptions=True)
+        failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
+        if not failures:
+            self._refusals.pop(action.group, None)
+            return True
+        made_pods = [outcome for outcome in made if not isinstance(outcome, BaseException)]
+        # Those that can't be given back are found again: a replica that isn't whole.
+        await _all(self._delete(raw, pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in made_pods)
+        final = next((f for f in failures if isinstance(f, ApiError) and not f.passing), None)
+        if final is None:
+            raise failures[0]
+        what = f"replica {action.index} of {action.group}"
+        await self._refused(cluster, raw, action.group, what, final)
+        return False
+
+    async def _create_pod(self, manifest: Manifest) -> dict[str, Any]:
+        self._operator.may_write(self._namespace)
+        made = await self._operator.api.create(path_for(manifest), manifest)
+        self._operator.store.put_pod(made)
+        return made
+
+    async def _refused(
+        self, cluster: Cluster, raw: Mapping[str, Any], name: str, what: str, error: ApiError
+    ) -> None:
+        before = self._refusals.get(name)
+        reason = "QuotaExceeded" if "exceeded quota" in error.message else "Refused"
+        refusal = self._refusals[name] = Refusal(
+            reason=reason,
+            message=error.message,
+            attempts=before.attempts + 1 if before else 1,
+            at=time.time(),
+            generation=cluster.generation,
+        )
+        logger.warning("%s/%s: %s can't be made: %s", *self._key, what, error)
+        after = int(refusal.retry_at - refusal.at)
+        await self._tell(
+            raw, Tell(True, reason, f"{what} can't be made: {error.message}; again in {after} s")
+        )
+
+    async def _delete(self, raw: Mapping[str, Any], name: str, uid: str) -> None:
+        self._operator.may_write(self._namespace)
+        try:
+            path = core_path("pods", self._namespace, name)
+            left = await self._operator.api.delete(path, {"preconditions": {"uid": uid}})
+        except ApiError as error:
+            if _is_gone(error):
+                self._operator.store.forget_pod(self._key, uid)
+                return
+            if not error.passing:
+                await self._tell(
+                    raw, Tell(True, "DeleteRefused", f"{name} can't be deleted: {error.message}")
+                )
+            raise
+        if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
+            self._operator.store.put_pod(left)
+
+    async def _label(self, action: actions.LabelPod) -> None:
+        self._operator.may_write(self._namespace)
+        change = {
+            "metadata": {
+                "uid": action.uid,
+                "labels": dict(action.labels),
+                "annotations": {names.HOSTS: str(action.hosts)},
+            }
+        }
+        logger.info("%s/%s: taking in %s as %s", *self._key, action.name, action.labels)
+        try:
+            made = await self._operator.api.patch(core_path("pods", self._namespace, action.name), change)
+            self._operator.store.put_pod(made)
+        except ApiError as error:
+            if not _is_gone(error):
+                raise
+            self._operator.store.forget_pod(self._key, action.uid)
+
+    async def _tell(self, raw: Mapping[str, Any], note: Tell) -> None:
+        meta = raw["metadata"]
+        stamp = describing.stamp(time.time())
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{meta['name'][:50]}.", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": raw.get("apiVersion", f"{names.GROUP}/{names.VERSION}"),
+                "kind": names.KIND,
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta["uid"],
+            },
+            "type": "Warning" if note.warning else "Normal",
+            "reason": note.reason,
+            "message": note.message[:1000],
+            "source": {"component": names.OPERATOR},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self._operator.api.create(core_path("events", meta["namespace"]), event)
+        except ApiError as error:
+            logger.warning("%s/%s: no event could be written: %s", *self._key, error)
+
+    async def _say(
+        self, raw: Mapping[str, Any], status: Mapping[str, Any], before: Mapping[str, Any]
+    ) -> None:
+        if status == before:
+            return
+        self._operator.may_write(self._namespace)
+        gone = {key: None for key in before if key not in status}
+        path = clusters_path(self._namespace, self._name, "status")
+        change = {"metadata": {"uid": raw["metadata"]["uid"]}, "status": {**status, **gone}}
+        try:
+            self._operator.store.put_cluster(await self._operator.api.patch(path, change))
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return  # deleted, or another one of this name by now: its own events follow
+        self._written = status
+
+
+def _is_gone(error: ApiError) -> bool:
+    """Whether there is no Pod of that name, or another one by now."""
+    return error.status == 404 or (error.status == 409 and "UID in precondition" in error.message)
+
+
+async def _all(doing: Iterable[Awaitable[None]]) -> list[Exception]:
+    """All of them, whatever becomes of the others; then the errors of the API server."""
+    errors: list[Exception] = []
+    for outcome in await asyncio.gather(*doing, return_exceptions=True):
+        if isinstance(outcome, (ApiError, *UNREACHABLE)):
+            errors.append(outcome)
+        elif outcome is not None:
+            raise outcome
+    return errors
