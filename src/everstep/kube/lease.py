@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,27 +43,43 @@ class Lease:
 
     async def acquire(self) -> None:
         """Waits until it is ours."""
-        seen: tuple[str, float] = ("", 0.0)
-        told = ""
+        seen, since, told = "", 0.0, ""
         while True:
             try:
-                if await self._try(seen[1] if seen[0] else None):
+                current = await self._read()
+                spec = (current or {}).get("spec") or {}
+                mark = f"{spec.get('holderIdentity')} {spec.get('renewTime')} {spec.get('leaseTransitions')}"
+                if mark != seen:
+                    seen, since = mark, time.monotonic()
+                if self._is_free(spec, since) and await self._take(current):
                     break
-                spec = (await self._read() or {}).get("spec") or {}
+                holder = spec.get("holderIdentity") or told
+                if holder != told:
+                    logger.info("waiting for the lease in %s, which %s holds", self.namespace, holder)
+                    told = holder
             except (ApiError, *UNREACHABLE) as error:
                 if isinstance(error, ApiError) and not error.passing:
                     raise
-                logger.warning("the lease in %s: %s", self.namespace, said(error))
-                spec = {}
-            mark = f"{spec.get('holderIdentity')} {spec.get('renewTime')} {spec.get('leaseTransitions')}"
-            if spec and mark != seen[0]:
-                seen = (mark, time.monotonic())
-            holder = spec.get("holderIdentity") or ""
-            if holder and holder != told:
-                logger.info("waiting for the lease in %s, which %s holds", self.namespace, holder)
-                told = holder
+                logger.warning("the lease in %s can't be had yet: %s", self.namespace, said(error))
             await asyncio.sleep(min(1.0, self._duration_s / 5))
         logger.info("holding the lease in %s", self.namespace)
+
+    def _is_free(self, spec: Mapping[str, Any], unchanged_since: float) -> bool:
+        holder = spec.get("holderIdentity") or ""
+        if not holder or holder == self._identity or is_dead(holder):
+            return True
+        return time.monotonic() > unchanged_since + float(
+            spec.get("leaseDurationSeconds") or self._duration_s
+        )
+
+    async def _take(self, current: dict[str, Any] | None) -> bool:
+        try:
+            await self._write(current)
+        except ApiError as error:
+            if error.status == 409:
+                return False  # somebody was quicker
+            raise
+        return True
 
     async def keep(self) -> None:
         """Renews it, until that fails for too long."""
@@ -100,23 +117,6 @@ class Lease:
             except (ApiError, *UNREACHABLE):
                 pass  # then it will run out
             self._held = None
-
-    async def _try(self, unchanged_since: float | None) -> bool:
-        current = await self._read()
-        spec = (current or {}).get("spec") or {}
-        holder = spec.get("holderIdentity") or ""
-        overdue = unchanged_since is not None and (
-            time.monotonic() > unchanged_since + float(spec.get("leaseDurationSeconds") or self._duration_s)
-        )
-        if holder and holder != self._identity and not is_dead(holder) and not overdue:
-            return False
-        try:
-            await self._write(current)
-        except ApiError as error:
-            if error.status == 409:
-                return False  # somebody was quicker
-            raise
-        return True
 
     async def _read(self) -> dict[str, Any] | None:
         try:

@@ -77,8 +77,7 @@ class Operator:
                 if on_ready is not None:
                     await on_ready()
         finally:
-            for lease in self._leases.values():
-                await lease.release()
+            await asyncio.gather(*(lease.release() for lease in self._leases.values()))
 
     async def hold(self, namespace: str) -> None:
         """Waits until this is the one operator there, also where it looks after all namespaces."""
