@@ -79,6 +79,18 @@ def test_pods_that_nobody_owns_are_named() -> None:
     assert condition(described(world, said), "OrphanedPods")["status"] == "False"
 
 
+def test_a_head_from_before_the_autoscaler_was_turned_on_or_off_is_named() -> None:
+    world = settled()
+    assert not condition(described(world), "HeadOutdated")
+    world.raw["spec"]["enableInTreeAutoscaling"] = True
+    said = described(world)
+    assert "was made without the autoscaler" in condition(said, "HeadOutdated")["message"]
+    [head] = [p for p in world.pods.values() if p.node_type == "head"]
+    del world.pods[head.name]
+    world.settle()
+    assert condition(described(world, said), "HeadOutdated")["status"] == "False"
+
+
 def test_failures_and_refusals_are_remembered_for_the_next_operator() -> None:
     world = settled()
     for _ in range(2):

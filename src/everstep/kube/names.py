@@ -31,6 +31,8 @@ SLICE = "everstep.dev/slice"
 SLICE_HOST = "everstep.dev/slice-host"
 
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
+AUTOSCALER = "autoscaler"
+"""The head's sidecar."""
 HEAD = "head"
 WORKER = "worker"
 HEAD_GROUP = "headgroup"

@@ -420,7 +420,7 @@ def _autoscaler(cluster: Cluster, ray: Manifest) -> Manifest:
     """Ray's own autoscaler, version 2, as the head's sidecar."""
     options = cluster.autoscaler
     container: dict[str, Any] = {
-        "name": "autoscaler",
+        "name": names.AUTOSCALER,
         "image": options.get("image") or ray["image"],
         "imagePullPolicy": options.get("imagePullPolicy") or ray.get("imagePullPolicy") or "IfNotPresent",
         "command": ["/bin/bash", "-c", "--"],

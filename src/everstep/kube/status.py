@@ -244,6 +244,7 @@ def _conditions(
         ("UnsupportedField", "FieldIgnored", "AllFieldsHonoured", _about_unsupported(unsupported)),
         ("UnlabelledPods", "ReplicaUnknown", "AllPodsLabelled", _about_strangers(found)),
         ("OrphanedPods", "NoOwner", "AllPodsOwned", _about_orphans(seen)),
+        ("HeadOutdated", "AutoscalingChanged", "AsInTheSpec", _about_autoscaler(cluster, head)),
         ("InvalidSpec", "InvalidField", "Valid", ""),
     ):
         if message or _known(kind, before):
@@ -277,6 +278,16 @@ def _about_strangers(found: Mapping[str, Members]) -> str:
     return described and (
         f"which replica these belong to can't be told: {described}. They count as whole replicas. "
         "Delete them, and labelled ones are made in their place"
+    )
+
+
+def _about_autoscaler(cluster: Cluster, head: PodView | None) -> str:
+    if head is None or head.autoscaler == cluster.autoscaling:
+        return ""
+    return (
+        f"enableInTreeAutoscaling is {str(cluster.autoscaling).lower()}, and the head {head.name} was made "
+        f"{'with' if head.autoscaler else 'without'} the autoscaler. Delete that Pod when the cluster may "
+        "start anew: its successor is as the spec says"
     )
 
 

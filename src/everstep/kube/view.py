@@ -38,6 +38,8 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """How often Ray's container was started again, or is about to be."""
     node_lost: bool = False
     ip: str = ""
+    autoscaler: bool = False
+    """Whether Ray's autoscaler runs beside Ray there."""
     hint: tuple[str, int] | None = None
     """The replica's label and the host's index, as GKE's webhook wrote them before there were labels."""
 
@@ -82,6 +84,7 @@ def view(pod: Mapping[str, Any]) -> PodView:
         restarts=restarts,
         node_lost=_node_lost(status, conditions),
         ip=status.get("podIP") or "",
+        autoscaler=any(c.get("name") == names.AUTOSCALER for c in spec.get("containers") or ()),
         hint=_hint(labels, spec),
     )
 
