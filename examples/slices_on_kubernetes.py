@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,6 +103,16 @@ def manifest(folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    folder = tempfile.mkdtemp(prefix="evk", dir="/tmp")  # short: Ray's sockets lie deep in it
+    try:
+        show(folder)
+    except BaseException:
+        print(f"what the operator and the training said is in {folder}", file=sys.stderr)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def show(folder: str) -> None:
     from everstep.kube.crd import custom_resource_definition
     from everstep.testing.kube import ApiServer, ProcessKubelet
 
@@ -110,7 +121,6 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
 
-    folder = tempfile.mkdtemp(prefix="evk", dir="/tmp")  # short: Ray's sockets lie deep in it
     say("starting a Kubernetes API server")
     with ApiServer() as server, ProcessKubelet(server) as kubelet:
         server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
@@ -118,7 +128,7 @@ def main() -> None:
         command = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "--namespace", "default"]
         with running(*command, "--kubeconfig", str(server.kubeconfig), log=Path(folder, "operator.log")):
             raycluster = manifest(f"{folder}/ray")
-            say("kubectl apply -f raycluster.json     (2 slices of 2 hosts)")
+            say("kubectl apply -f raycluster.json     (2 slices of 2 hosts: 4 Ray nodes and a head)")
             server.kubectl("apply", "-f", "-", stdin=json.dumps(raycluster))
             until(lambda: slices(server) == "2/2", "two whole slices")
             say(f"SLICES {slices(server)}: all Ray nodes are up")

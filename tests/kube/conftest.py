@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -27,3 +28,10 @@ def server() -> Iterator[ApiServer]:
     with ApiServer() as server:
         install(server)
         yield server
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """For Ray, whose sockets lie deep in it."""
+    with tempfile.TemporaryDirectory(prefix="evk", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield folder

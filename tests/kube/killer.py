@@ -19,6 +19,7 @@ import aiohttp
 from aiohttp import web
 
 from everstep.testing.kube import ApiServer
+from kube.live import LIMIT_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -62,7 +63,7 @@ class QuickOperator:
             assert self.process.pid is not None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGTERM)
-        self.process.join(20)
+        self.process.join(LIMIT_S)
         assert self.process.exitcode is not None
 
 
@@ -96,7 +97,7 @@ class Killer:
         self.killed.set()
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        await asyncio.to_thread(self._known.wait, 20)
+        await asyncio.to_thread(self._known.wait, LIMIT_S)
         watching = request.query.get("watch") == "true"
         if not watching:
             self.calls.append(f"{request.method} {request.path}")
@@ -149,10 +150,10 @@ class Killer:
         stop, up = asyncio.Event(), threading.Event()
         thread = threading.Thread(target=loop.run_until_complete, args=(self._serve(up, stop),), daemon=True)
         thread.start()
-        assert up.wait(20)
+        assert up.wait(LIMIT_S)
         try:
             yield self
         finally:
             loop.call_soon_threadsafe(stop.set)
-            thread.join(20)
+            thread.join(LIMIT_S)
             loop.close()

@@ -19,6 +19,10 @@ from everstep.testing.kube import ApiServer
 from processes import wait_for
 
 MERGE = "application/merge-patch+json"
+LIMIT_S = 180.0
+"""Only ends a test that has already failed."""
+_LOOK_S = 0.05
+"""A look at the API server takes a moment itself, and the server works on the same cores."""
 _NUMBERS = itertools.count(1)
 
 
@@ -152,7 +156,7 @@ class Namespace:
                 self.end(pod)
 
     def see(
-        self, condition: Callable[[], object], what: str, kubelet: bool = False, timeout_s: float = 60.0
+        self, condition: Callable[[], object], what: str, kubelet: bool = False, timeout_s: float = LIMIT_S
     ) -> None:
         """Wait until it is so, ending meanwhile what is told to leave if there is a kubelet."""
 
@@ -161,7 +165,7 @@ class Namespace:
                 self.end_leaving()
             return condition()
 
-        wait_for(look, what, timeout_s)
+        wait_for(look, what, timeout_s, _LOOK_S)
 
 
 def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str, Any]:
@@ -193,6 +197,15 @@ class OperatorProcess:
     def said(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")
 
+    def hear(self, text: str) -> None:
+        """Wait until it has said so."""
+        try:
+            wait_for(lambda: self.said(text), f"the operator to say {text!r}", LIMIT_S, _LOOK_S)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}; it said:\n{self.log.read_text(errors='replace')[-3000:]}"
+            ) from None
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -202,18 +215,14 @@ class OperatorProcess:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=LIMIT_S)
 
 
 @contextlib.contextmanager
 def operating(server: ApiServer, tmp_path: Path, *arguments: str) -> Iterator[OperatorProcess]:
     operator = OperatorProcess(server.kubeconfig, *arguments, log=tmp_path / "operator.log").start()
     try:
-        wait_for(
-            lambda: operator.said("looking after RayClusters"),
-            f"the operator: {operator.log.read_text()}",
-            60.0,
-        )
+        operator.hear("looking after RayClusters")
         yield operator
     finally:
         operator.stop()

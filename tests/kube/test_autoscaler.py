@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
-from kube.live import Namespace, operating
+from kube.live import LIMIT_S, Namespace, operating
 from kube.test_slices import cluster
 from kube.world import group, template
 
@@ -53,7 +52,7 @@ class Provider:
     def stop(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(LIMIT_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -95,14 +94,13 @@ def test_rays_own_provider_scales_slices_up_and_down(space: Namespace) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace) -> None:
-    see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
-    folder = tempfile.mkdtemp(prefix="evk", dir="/tmp")
+def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace, short_folder: str) -> None:
+    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
     scaled = ray_group("tpu", 0, 2, rayStartParams={"num-cpus": "1", "resources": '"{\\"chip\\": 1}"'})
     with ProcessKubelet(space.server, namespace=space.name) as kubelet:
         space.apply(
             ray_cluster(
-                folder,
+                short_folder,
                 scaled,
                 enableInTreeAutoscaling=True,
                 autoscalerOptions={"idleTimeoutSeconds": 5},
@@ -134,7 +132,7 @@ def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace) -> None:
             assert driver.stdin is not None
             driver.stdin.write("\n")
             driver.stdin.close()
-            driver.wait(30)
+            driver.wait(LIMIT_S)
             see(lambda: not space.places(), "the slice to go when it is idle")
             assert space.cluster()["spec"]["workerGroupSpecs"][0]["replicas"] == 0
         finally:

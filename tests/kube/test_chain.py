@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
-from kube.live import Namespace, operating
+from kube.live import LIMIT_S, Namespace, operating
 
 _NODES = """
 import json, ray, sys
@@ -46,7 +45,7 @@ class Driver:
         self._process.stdin.flush()
         # Ray, too, says things.
         line = next((line for line in self._process.stdout if line.startswith("nodes ")), None)
-        assert line is not None, f"the driver ended with {self._process.wait(10)}"
+        assert line is not None, f"the driver ended with {self._process.wait(LIMIT_S)}"
         nodes: list[Any] = json.loads(line.removeprefix("nodes "))
         return sorted(
             (labels["ray.io/tpu-slice-name"], labels["ray.io/tpu-worker-id"])
@@ -78,19 +77,21 @@ def test_from_kubectl_apply_to_elastic_training_and_back(server: ApiServer) -> N
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_slices_of_real_ray_nodes_are_replaced_whole(server: ApiServer, tmp_path: Path) -> None:
+def test_slices_of_real_ray_nodes_are_replaced_whole(
+    server: ApiServer, tmp_path: Path, short_folder: str
+) -> None:
     space = Namespace(server)
     selector = {
         "cloud.google.com/gke-tpu-topology": "2x4",
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
     }
     tpus = ray_group("tpu", 2, 2, selector, resources={"CPU": "1", "TPU": "4"})
-    see = partial(space.see, timeout_s=180.0)  # real Ray nodes take their time to start
+    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
     whole = [("tpu-0", "0"), ("tpu-0", "1"), ("tpu-1", "0"), ("tpu-1", "1")]
     # A node for each Pod, so that one that is lost takes one Pod along.
     kubelets = ProcessKubelet(server, [f"node-{n}" for n in range(12)], space.name)
     with kubelets as kubelet, operating(server, tmp_path, "--namespace", space.name):
-        made = ray_cluster(tempfile.mkdtemp(prefix="evk", dir="/tmp"), tpus)
+        made = ray_cluster(short_folder, tpus)
         space.apply(made)
         see(lambda: space.status().get("slices") == "2/2", "two slices of real Ray nodes")
         [head] = space.pods(group="headgroup")

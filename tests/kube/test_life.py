@@ -17,10 +17,9 @@ import pytest
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
 from kube.killer import Killer, QuickOperator, warm
-from kube.live import Namespace, OperatorProcess, install, operating
+from kube.live import LIMIT_S, Namespace, OperatorProcess, install, operating
 from kube.test_slices import cluster
 from kube.world import group, template
-from processes import wait_for
 
 WHOLE = [(i, h) for i in range(2) for h in range(2)]
 
@@ -90,7 +89,7 @@ def test_killed_at_any_call_the_next_operator_gets_to_the_same_end(
         if not killer.killed.is_set():
             victim.stop()
             break
-        victim.process.join(20)
+        victim.process.join(LIMIT_S)
         heir = QuickOperator(space.server.kubeconfig, space.name, log)
         space.see(done, f"the end, after call {call}: {killer.calls[-1]}")
         heir.stop()
@@ -110,7 +109,7 @@ def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
             space.server.kubeconfig, "-n", space.name, log=tmp_path / "second.log"
         ).start()
         try:
-            wait_for(lambda: second.said("waiting for the lease"), "the second to wait")
+            second.hear("waiting for the lease")
             space.apply(cluster(group(replicas=1)))
             space.see(lambda: len(space.workers()) == 4, "the first to work")
             first.kill()
@@ -125,7 +124,7 @@ def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
 def test_an_operator_that_slept_through_its_lease_writes_nothing_more(
     space: Namespace, tmp_path: Path
 ) -> None:
-    short = ("--namespace", space.name, "--lease-seconds", "3")
+    short = ("--namespace", space.name, "--lease-seconds", "10")
     with operating(space.server, tmp_path, *short) as first:
         assert first.process is not None
         space.apply(cluster(group(replicas=1)))
@@ -133,12 +132,12 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_more(
         first.process.send_signal(signal.SIGSTOP)
         second = OperatorProcess(space.server.kubeconfig, *short, log=tmp_path / "second.log").start()
         try:
-            wait_for(lambda: second.said("holding the lease"), "the second to take over", 60.0)
+            second.hear("holding the lease")
             space.delete_pod(space.workers()[0])
             space.see(lambda: len(space.workers()) == 4, "the second to work")
             kept = space.uids()
             first.process.send_signal(signal.SIGCONT)
-            assert first.process.wait(30) == 1
+            assert first.process.wait(LIMIT_S) == 1
             assert first.said("so that there is one operator")
             assert space.uids() == kept
         finally:
@@ -156,7 +155,7 @@ def everstep(*arguments: str, kubeconfig: Path | str) -> subprocess.CompletedPro
         "--kubeconfig",
         str(kubeconfig),
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ})
 
 
 def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
     theirs.write_text(json.dumps(config))
     operator = OperatorProcess(theirs, "--namespace", space.name, log=tmp_path / "operator.log").start()
     try:
-        wait_for(lambda: operator.said("looking after"), "the operator")
+        operator.hear("looking after")
         scaled = group(replicas=1, hosts=2, rayStartParams={"num-cpus": "1"})
         head = {"template": template(), "rayStartParams": {"num-cpus": "1"}}
         # An earlier cluster of this name has left its account, which will be collected with it.
@@ -187,7 +186,7 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
         account = {"name": "demo", "ownerReferences": [owner]}
         space.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
         space.apply(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
-        wait_for(lambda: operator.said("of an earlier cluster of this name"), "the head to wait for its own")
+        operator.hear("of an earlier cluster of this name")
         assert not space.pods(group="headgroup")
         server.kubectl("-n", space.name, "delete", "serviceaccount", "demo")
         space.see(lambda: len(space.pods()) == 3, f"its Pods: {operator.log.read_text()}")
@@ -217,7 +216,7 @@ def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_p
             for space in (theirs, free):
                 space.apply(cluster(group(replicas=1)))
             waiting = f"waiting for the lease in {theirs.name}"
-            wait_for(lambda: second.said(waiting), "the second to wait for that namespace")
+            second.hear(waiting)
             for space in (theirs, free):
                 space.see(lambda space=space: len(space.workers()) == 4, "the one that looks after it")  # type: ignore[misc]
             assert first.said(f"{theirs.name}/demo: creating")
@@ -231,7 +230,7 @@ def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_p
                 server.kubeconfig, "--namespace", theirs.name, log=tmp_path / "third.log"
             ).start()
             try:
-                wait_for(lambda: third.said(waiting), "the third to wait for the second")
+                third.hear(waiting)
             finally:
                 third.stop()
 

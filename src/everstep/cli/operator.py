@@ -33,9 +33,15 @@ def operator() -> None:
     default="default",
     show_default=True,
     metavar="N",
-    help="Where the lease is, without --namespace; with it there is one in each.",
+    help="Without --namespace: where operators of all namespaces agree on one of them.",
 )
-@click.option("--lease-seconds", default=15.0, show_default=True, help="How long a silent holder keeps it.")
+@click.option(
+    "--lease-seconds",
+    default=15.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    help="How long an operator that falls silent stays the one of its namespaces.",
+)
 @click.option("--webhook-service", metavar="N/NAME", help="Validate RayClusters, behind this Service.")
 @click.option("--webhook-url", metavar="URL", help="Validate RayClusters, at this URL.")
 @click.option("--webhook-port", default=9443, show_default=True, help="Where the webhook listens.")
