@@ -136,14 +136,15 @@ def test_a_bad_value_is_answered_with_its_field_and_a_remedy(kind, arguments, fi
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        {"placement_strategy": "STRICT_SPREAD"},
-    ],
+    ("strategy", "instead"),
+    [("STRICT_PACK", "Use 'PACK', and a label"), ("STRICT_SPREAD", "Use 'SPREAD', and resources")],
 )
-def test_what_comes_with_a_later_release_is_refused_and_says_so(arguments):
-    with pytest.raises(RefusedError, match="later release.*Leave"):
-        ScalingConfig(**arguments)
+def test_what_comes_with_a_later_release_is_refused_and_says_what_to_use_until_then(strategy, instead):
+    with pytest.raises(RefusedError, match="comes with a later release") as refused:
+        ScalingConfig(placement_strategy=strategy)
+    assert refused.value.field == "ScalingConfig.placement_strategy"
+    assert f"placement_strategy='{strategy}'" in str(refused.value)
+    assert instead in str(refused.value)
 
 
 def test_a_tpu_slice_has_one_worker_for_each_host_unless_told_otherwise():

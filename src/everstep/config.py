@@ -32,6 +32,10 @@ from everstep.topology.wanted import Wanted
 PlacementStrategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_INSTEAD_OF_STRICT = {
+    "STRICT_PACK": "Use 'PACK', and a label_selector that names one host with room for all.",
+    "STRICT_SPREAD": "Use 'SPREAD', and resources_per_worker that leave a host no room for a second.",
+}
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 _LOG_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
 _LONGEST_NAME = 200  # a file name may have 255 bytes, and ours get suffixes
@@ -358,16 +362,14 @@ def override_from_environment(deadlines: Deadlines, environment: Mapping[str, st
 
 def _refuse_what_no_engine_serves_yet(scaling: ScalingConfig) -> None:
     """What comes with later releases is refused here until then."""
-    asked: Mapping[str, object] = {
-        "placement_strategy": scaling.placement_strategy.startswith("STRICT_") and scaling.placement_strategy,
-    }
-    for name, value in asked.items():
-        if value:
-            raise RefusedError(
-                f"ScalingConfig({name}={value!r}) is refused: what serves it comes with a later release.",
-                f"Leave {name} out.",
-                f"ScalingConfig.{name}",
-            )
+    strategy = scaling.placement_strategy
+    if strategy in _INSTEAD_OF_STRICT:
+        raise RefusedError(
+            f"ScalingConfig(placement_strategy={strategy!r}) is refused: what serves it comes with a later "
+            "release.",
+            _INSTEAD_OF_STRICT[strategy],
+            "ScalingConfig.placement_strategy",
+        )
 
 
 def _check_num_workers(num_workers: object) -> None:
