@@ -15,6 +15,7 @@ import everstep as train
 from e2e.training import elastic_steps, note
 from everstep import ConfigError
 from everstep.control.commands import GroupStarted, RecoveryDecided
+from everstep.errors import StorageAccessError
 from everstep.jax import JaxTrainer
 from processes import wait_for
 
@@ -132,18 +133,23 @@ def test_an_agent_that_the_memory_monitor_ends_is_the_loss_of_its_workers_and_no
     assert len(run.records(GroupStarted)) == 2
 
 
-def test_storage_that_the_hosts_do_not_share_is_refused(cluster: RayCluster, tmp_path: Path) -> None:
-    from everstep.errors import EverstepError
-    from everstep.storage import shared
-
-    cluster.add_lone_host("slice-0")
-    real = shared.leave_marker
-    with pytest.MonkeyPatch.context() as patch:
-        # What a host sees of a folder that is another one there: not what the driver wrote.
-        patch.setattr("everstep.driver.run.leave_marker", lambda run: real(run) + "-elsewhere")
-        run = Running(tmp_path, elastic_steps, 1, scaling=LONE)
-        with pytest.raises(EverstepError, match="storage|shared|marker"):
-            run.wait()
+def test_storage_that_the_hosts_do_not_share_is_refused(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One path, and a folder for each place that a process was started in: here the driver and one host, there
+    # the other.
+    nodes = {}
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        nodes[name] = cluster.add_lone_host(f"slice-{name}")
+    run = Running(Path("/proc/self/cwd"), elastic_steps, 2, scaling=LONE)
+    with pytest.raises(StorageAccessError) as refused:
+        run.wait()
+    assert "/proc/self/cwd/runs/run is not the same place here as it is for the driver" in str(refused.value)
+    assert nodes["there"] in str(refused.value)
+    assert nodes["here"] not in str(refused.value)
+    assert list((tmp_path / "there").iterdir()) == []
     wait_for(lambda: not everstep_groups(), "that what was reserved is given back")
 
 
