@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -9,15 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import everstep as train
 from e2e.training import elastic_steps, note
 from everstep import ConfigError
-from everstep.control.commands import GroupStarted, RecoveryDecided
+from everstep.control.commands import FailureSeen, GroupStarted, RecoveryDecided
 from everstep.errors import StorageAccessError
 from everstep.jax import JaxTrainer
-from processes import wait_for
+from processes import alive, wait_for
 
 from .cluster import LONE, RayCluster, Running, everstep_groups
 
@@ -110,6 +112,17 @@ def test_ray_works_inside_a_training_function(cluster: RayCluster, tmp_path: Pat
     assert result.metrics == {"step": 1, "total": 42}
 
 
+def agents() -> dict[str, int]:
+    """Pids of the actors that hold them, by node."""
+    from ray._private.state import state
+
+    return {
+        actor["Address"]["NodeID"]: actor["Pid"]
+        for actor in state.actor_table(None).values()
+        if actor["State"] == "ALIVE" and actor["ActorClassName"] == "HostActor"
+    }
+
+
 def test_an_agent_that_the_memory_monitor_ends_is_the_loss_of_its_workers_and_no_more(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -118,17 +131,37 @@ def test_an_agent_that_the_memory_monitor_ends_is_the_loss_of_its_workers_and_no
     run = Running(tmp_path, elastic_steps, 2, scaling=LONE, max_failures=1)
     epoch = run.until_training(2)
     # Ray's monitor sends SIGKILL to the process that it chooses: an actor of ours.
-    from ray._private.state import state
-
-    actors = [
-        a
-        for a in state.actor_table(None).values()
-        if a["State"] == "ALIVE" and a["ActorClassName"] == "HostActor"
-    ]
-    assert len(actors) == 2
-    os.kill(actors[0]["Pid"], signal.SIGKILL)
+    pids = list(agents().values())
+    assert len(pids) == 2
+    os.kill(pids[0], signal.SIGKILL)
     run.until_training(2, epoch)
     run.finish()
+    assert len(run.records(RecoveryDecided)) == 1
+    assert len(run.records(GroupStarted)) == 2
+
+
+@pytest.mark.soak  # it takes up to a third of the free memory, and nobody else may take much meanwhile
+def test_the_memory_monitor_itself_ends_the_workers_of_one_host_and_no_more(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()
+    threshold = 1 - memory.available * 7 / 8 / memory.total
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{threshold:.4f}")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "1000")
+    watched = cluster.add_lone_host("slice-0")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
+    cluster.add_lone_host("slice-1")
+    run = Running(tmp_path, elastic_steps, 2, scaling=LONE, max_failures=1)
+    epoch = run.until_training(2)
+    chosen = agents()[watched]
+    with mmap.mmap(-1, memory.available // 3) as taken:
+        while alive(chosen) and taken.tell() < len(taken) - (1 << 20):
+            taken.write(bytes(1 << 20))
+        wait_for(lambda: not alive(chosen), "the monitor")
+    run.until_training(2, epoch)
+    run.finish()
+    [seen] = run.records(FailureSeen)
+    assert (seen.failure.host, seen.failure.message) == (watched, "its agent died (OutOfMemoryError)")
     assert len(run.records(RecoveryDecided)) == 1
     assert len(run.records(GroupStarted)) == 2
 
