@@ -65,6 +65,8 @@ class Session:
         try:
             while data := self._words.recv(_READ):
                 with self._changed:
+                    if self.ended:
+                        return
                     self._number += 1
                     self._chunks.append((self._number, data))
                     self._size += len(data)
@@ -73,9 +75,7 @@ class Session:
                     self._changed.wait_for(lambda: self._size < _FULL or self.ended)
         except OSError:
             pass  # closed by us, or by the agent's death
-        with self._changed:
-            self.ended = True
-            self._changed.notify_all()
+        self.cut()
 
     def _read_beats(self) -> None:
         try:
@@ -100,6 +100,12 @@ class Session:
             if not self._chunks:
                 return None if self.ended else (after, b"")
             return self._chunks[-1][0], b"".join(data for _, data in self._chunks)
+
+    def cut(self) -> None:
+        """What the agent has said is still to be had; what it says from here on counts no more."""
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         for sock in (self._words, self._beats):
@@ -220,6 +226,9 @@ class HostActor:
         while os.getppid() == raylet:
             time.sleep(_RAYLET_S)
         self._raylet_died = True
+        # The agent ends its workers now. Their deaths are no news of their own: one incident, one cause.
+        for session in list(self._sessions.values()):
+            session.cut()
         assert self._agent.stdin is not None
         self._agent.stdin.close()
         self._agent.wait()
