@@ -104,9 +104,11 @@ class RayCluster:
         for node_id in list(self.nodes):
             self.remove(node_id)
         if self._connected:
-            wait_for(
-                lambda: sum(n["Alive"] for n in self._ray.nodes()) == 1, "Ray to know that they are gone"
-            )
+            self.until_alive(0)
+
+    def until_alive(self, hosts: int) -> None:
+        """Wait until Ray knows that there are so many besides the head."""
+        wait_for(lambda: sum(n["Alive"] for n in self._ray.nodes()) == 1 + hosts, f"{hosts} living hosts")
 
     def close(self) -> None:
         self.clear()

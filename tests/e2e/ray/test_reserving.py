@@ -39,6 +39,7 @@ def test_four_broken_slices_and_two_that_others_hold_are_no_slices(
     for number in range(4):
         cluster.kill_raylet(cluster.add_slice(f"slice-{number}")[1])
     healthy = [cluster.add_slice(name) for name in ("slice-4", "slice-5")]
+    cluster.until_alive(4 + 4)
     held = hold([node for nodes in healthy for node in nodes], 4)
     run = Running(tmp_path, elastic_steps, 2)
     wait_for(lambda: run.records(Waiting), "the wait", 60.0)
