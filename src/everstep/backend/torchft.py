@@ -2,7 +2,7 @@
 step.
 
 The quorum is torchft's business. Here is what a worker needs for it: where the lighthouse is (a forwarder of
-its own host, which the agent tells), and two cures for torchft 0.2.0.
+its own host, which the agent tells), and cures for torchft 0.2.0.
 """
 
 from __future__ import annotations
@@ -142,44 +142,75 @@ class TorchftBackend(TorchBackend):
 
     def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
         super().join(member, endpoint, timeout_s)
-        tell_quorums_apart()
+        cure_managers(member.group_size)
 
 
-def tell_quorums_apart() -> None:
-    """Let this process's torchft managers see quorum ids that differ across lighthouses.
-
-    A new lighthouse counts from 1 again. torchft 0.2.0 reconfigures its process group only when the id is
-    another than before, and meets at a key made from it: so a group that remembers the same number from the
-    lighthouse before would skip the reconfiguration, or meet where old addresses still stand. This goes when
-    torchft's own ids are unique.
-    """
+def cure_managers(group_size: int) -> None:
+    """Let this process's torchft managers ask for quorums as ``_Client`` does."""
     import torchft.manager as manager
 
     if not issubclass(manager.ManagerClient, _Client):
-        manager.ManagerClient = type("ManagerClient", (_Client,), {"inner": manager.ManagerClient})
+        manager.ManagerClient = cured(manager.ManagerClient, group_size)
+
+
+def cured(client: type, group_size: int) -> type:
+    return type("ManagerClient", (_Client,), {"inner": client, "group_size": group_size})
 
 
 class _Client:
-    """torchft's ``ManagerClient`` with ids made from all that tells one quorum from another."""
+    """torchft's ``ManagerClient``, with two cures for torchft 0.2.0. Each goes when torchft has its own.
+
+    *Ids that differ across lighthouses.* A new lighthouse counts from 1 again. torchft reconfigures its
+    process group only when the id is another than before, and meets at a key made from it: so a group that
+    remembers the same number from the lighthouse before would skip the reconfiguration, or meet where old
+    addresses still stand.
+
+    *A group heals as one, or not at all.* The state comes to each rank by itself, and when the group that it
+    comes from dies meanwhile, one rank may have it and its partner not. They don't commit that step. But then
+    each tells the step that it has, torchft believes the last one, and the other would train on with what it
+    had. So all of them tell the step from before, until a step is committed: they heal again.
+    """
 
     inner: Any
+    group_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._client = self.inner(*args, **kwargs)
         self._seen: tuple[object, ...] = ()
         self._id = -1
+        self._unhealed: int | None = None
+        """The step that this group had when it was told to heal, until it has committed another."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def _quorum(self, *args: Any, **kwargs: Any) -> _Quorum:
-        result = self._client._quorum(*args, **kwargs)
+    def _quorum(self, *, step: int, **more: Any) -> _Quorum:
+        told = step if self._unhealed is None else self._unhealed
+        result = self._client._quorum(step=told, **more)
+        if self._unhealed is not None and not result.heal:
+            raise RuntimeError(
+                f"This group was taking its state of a later step than {told} from another when that failed, "
+                "and nobody has a later one any more: its ranks may differ. It has to start anew."
+            )
+        if self.group_size > 1 and told < result.max_step:
+            self._unhealed = told
+        return _Quorum(result, self._id_of(result))
+
+    def should_commit(self, *args: Any, **kwargs: Any) -> bool:
+        commits: bool = self._client.should_commit(*args, **kwargs)
+        if commits:
+            self._unhealed = None
+        return commits
+
+    def _id_of(self, result: Any) -> int:
         seen = (result.quorum_id, tuple(result.replica_ids))
-        if seen != self._seen:
-            # Every member sees the change at the same step, and makes the same id of it.
+        # Who is behind has missed a quorum, perhaps one of a new lighthouse, in which others saw a change
+        # that is none now. All members see that somebody is, and make the same id of it.
+        somebody_is_behind = result.max_world_size < result.replica_world_size
+        if seen != self._seen or somebody_is_behind:
             self._seen = seen
             self._id = _digest(*seen, result.max_step)
-        return _Quorum(result, self._id)
+        return self._id
 
 
 class _Quorum:
