@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from everstep.control.controller import Controller, Settings
 from everstep.control.failures import Failure, Kind
 from everstep.control.placement import Assignment
 from everstep.control.reports import Part
+from everstep.control.table import Phase
 from everstep.topology.slices import HostView
 
 C = TypeVar("C", bound=c.Command)
@@ -110,23 +111,23 @@ class Hands:
         self.hosts.update((host.id, host) for host in more)
         self.tell(e.CapacityChanged(at=0.0, hosts=tuple(self.hosts.values())))
 
-    def _about(self, rank: int) -> dict[str, int]:
+    def about(self, rank: int) -> dict[str, int]:
         group = self.places[rank].group_id
         return {"epoch": self.brain.epoch, "generation": self.generations[group], "rank": rank}
 
     def ready(self, rank: int) -> None:
-        self.tell(e.WorkerSpawned(at=0.0, pid=rank, **self._about(rank)))
-        self.tell(e.WorkerReady(at=0.0, **self._about(rank)))
+        self.tell(e.WorkerSpawned(at=0.0, pid=rank, **self.about(rank)))
+        self.tell(e.WorkerReady(at=0.0, **self.about(rank)))
 
     def fail(
         self, rank: int, kind: Kind = Kind.EXCEPTION, *, echo: bool = False, message: str = "boom"
     ) -> None:
         failure = Failure(kind, self.now, message, rank=rank, host=self.places[rank].host, echo=echo)
-        self.tell(e.WorkerFailed(at=0.0, failure=failure, **self._about(rank)))
+        self.tell(e.WorkerFailed(at=0.0, failure=failure, **self.about(rank)))
 
     def returns(self, *ranks: int) -> None:
         for rank in ranks:
-            self.tell(e.WorkerReturned(at=0.0, **self._about(rank)))
+            self.tell(e.WorkerReturned(at=0.0, **self.about(rank)))
 
     def gone(self, command: c.StopWorkers) -> None:
         self.tell(
@@ -151,12 +152,21 @@ class Hands:
         group = self.places[rank].group_id
         folder = f"e{self.brain.epoch}-g{group}-k{index}"
         parts = (Part(index, folder),) if part else ()
-        self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, **self._about(rank)))
+        self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, **self.about(rank)))
 
-    def checkpoint(self, index: int) -> None:
-        """Every rank brings its part."""
-        for rank in sorted(self.places):
+    def checkpoint(self, index: int, ranks: Iterable[int] | None = None) -> None:
+        """Every rank brings its part, or each of these."""
+        for rank in sorted(self.places) if ranks is None else ranks:
             self.report(rank, index, part=True)
 
     def reserve_fails(self, reason: str = "taken") -> None:
         self.tell(e.ReservationFailed(at=0.0, reservation=self.last(c.Reserve).reservation, reason=reason))
+
+
+Run = Callable[..., Hands]
+
+
+def stage(hands: Hands) -> Phase:
+    """Of the one restart that is under way; the run's own phase, if that is of all workers."""
+    (restart,) = hands.brain.run.restarts
+    return restart.stage

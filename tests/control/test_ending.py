@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hands import Hands, views
+from hands import Hands, Run, stage, views
 
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason, Outcome
@@ -30,21 +30,22 @@ def stop(now: bool = False) -> StopRequested:
 # ---------------------------------------------------------------------- stopping
 
 
-def test_stopped_once_workers_get_to_stop_and_everything_is_given_back() -> None:
-    hands = running()
+def test_stopped_once_workers_get_to_stop_and_everything_is_given_back(either: Run) -> None:
+    hands = either()
     hands.tell(stop())
-    assert {(s.host, s.grace_s) for s in hands.all(c.StopWorkers)} == {("a.0", 5.0), ("b.0", 5.0)}
+    ours = {place.host for place in hands.places.values()}
+    assert {(s.host, s.grace_s) for s in hands.all(c.StopWorkers)} == {(host, 5.0) for host in ours}
     assert hands.all(c.AskCheckpoint)[0].reason is AskReason.STOP
-    assert hands.last(c.Release).slices == ("a", "b")
+    assert {f"{name}.0" for name in hands.last(c.Release).slices} == ours
     end = hands.last(c.EndRun)
     assert (end.outcome, end.stop) == (Outcome.STOPPED, StopKind.INTERRUPT)
     assert hands.said[-1] is end
 
 
-def test_stopped_twice_workers_are_killed_at_once_and_no_commit_is_waited_for() -> None:
-    hands = running()
+def test_stopped_twice_workers_are_killed_at_once_and_no_commit_is_waited_for(either: Run) -> None:
+    hands = either()
     hands.silent |= {c.StopWorkers, c.CommitCheckpoint}
-    hands.checkpoint(1)
+    hands.checkpoint(1, (0, 1))
     hands.tell(stop())
     hands.forget()
     hands.tell(stop(now=True))
@@ -55,8 +56,8 @@ def test_stopped_twice_workers_are_killed_at_once_and_no_commit_is_waited_for() 
     assert hands.all(c.DiscardCheckpoint) == []
 
 
-def test_a_stop_waits_for_commits_and_uploads_that_are_under_way() -> None:
-    hands = running()
+def test_a_stop_waits_for_commits_and_uploads_that_are_under_way(either: Run) -> None:
+    hands = either()
     hands.silent.add(c.CommitCheckpoint)
     hands.report(0, 1, part=True)
     hands.report(1, 1, owed=(1,))
@@ -68,28 +69,28 @@ def test_a_stop_waits_for_commits_and_uploads_that_are_under_way() -> None:
     assert hands.brain.phase is Phase.ENDED
 
 
-def test_an_end_does_not_wait_for_an_upload_forever() -> None:
-    hands = running()
+def test_an_end_does_not_wait_for_an_upload_forever(either: Run) -> None:
+    hands = either()
     hands.report(0, 1, part=True)
     hands.report(1, 1, owed=(1,))
-    hands.returns(0, 1)
+    hands.returns(*hands.places)
     assert hands.brain.phase is Phase.ENDING
     hands.pass_time(SETTINGS.deadlines.final_upload_s + SETTINGS.deadlines.stop_grace_s)
     assert hands.brain.phase is Phase.ENDED
     assert hands.last(c.DiscardCheckpoint).folder == "e1-g0-k1"
 
 
-def test_a_host_that_never_confirms_does_not_hold_up_the_end() -> None:
-    hands = running()
+def test_a_host_that_never_confirms_does_not_hold_up_the_end(either: Run) -> None:
+    hands = either()
     hands.silent.add(c.StopWorkers)
     hands.tell(stop())
     hands.pass_time(SETTINGS.deadlines.stop_grace_s + SETTINGS.deadlines.kill_s)
-    assert {retire.host for retire in hands.all(c.RetireHost)} == {"a.0", "b.0"}
+    assert {retire.host for retire in hands.all(c.RetireHost)} == {a.host for a in hands.places.values()}
     assert hands.brain.phase is Phase.ENDED
 
 
-def test_hosts_that_vanish_from_the_list_do_not_hold_up_the_end() -> None:
-    hands = running()
+def test_hosts_that_vanish_from_the_list_do_not_hold_up_the_end(either: Run) -> None:
+    hands = either()
     hands.silent.add(c.StopWorkers)
     hands.tell(stop())
     hands.hosts.clear()
@@ -107,11 +108,11 @@ def test_a_stop_withdraws_a_reservation_that_has_not_been_answered() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.NEW, Phase.WAITING, Phase.BACKOFF, Phase.STARTING, Phase.SETTLING])
-def test_a_run_can_be_stopped_in_every_phase(phase: Phase) -> None:
+def test_a_run_can_be_stopped_in_every_phase(phase: Phase, either: Run) -> None:
     if phase is Phase.NEW:
         assert [type(x) for x in Controller(SETTINGS).handle(stop())][-1] is c.EndRun
         return
-    hands = running()
+    hands = either()
     if phase is Phase.WAITING:
         hands.lose("b.0")
         hands.lose("c.0")
@@ -124,13 +125,13 @@ def test_a_run_can_be_stopped_in_every_phase(phase: Phase) -> None:
         hands.fail(0)
     else:
         hands.fail(0, echo=True)
-    assert hands.brain.phase is phase
+    assert stage(hands) is phase
     hands.tell(stop())
     assert hands.last(c.EndRun).outcome is Outcome.STOPPED
 
 
-def test_a_failure_while_a_run_ends_is_recorded_and_changes_nothing() -> None:
-    hands = running()
+def test_a_failure_while_a_run_ends_is_recorded_and_changes_nothing(either: Run) -> None:
+    hands = either()
     hands.silent.add(c.StopWorkers)
     hands.tell(stop())
     hands.fail(0, Kind.SIGNAL)
@@ -141,8 +142,9 @@ def test_a_failure_while_a_run_ends_is_recorded_and_changes_nothing() -> None:
 # ---------------------------------------------------------------------- one owner
 
 
-def test_a_fenced_driver_says_so_and_nothing_else_ever_again() -> None:
-    hands = running()
+def test_a_fenced_driver_says_so_and_nothing_else_ever_again(either: Run) -> None:
+    hands = either()
+    hands.forget()
     hands.tell(e.LeaseLost(at=0.0, holder="pid 7 on elsewhere"))
     assert [type(command) for command in hands.said] == [c.EndRun]
     assert hands.last(c.EndRun).outcome is Outcome.FENCED

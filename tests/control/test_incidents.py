@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hands import Hands, views
+from hands import Hands, Run, stage, views
 
 from everstep.control import commands as c, events as e
 from everstep.control.budgets import Backoff, Budgets, Suspects
@@ -20,31 +18,6 @@ from everstep.topology.slices import HostView
 def run(workers: int = 2, slices: tuple[str, ...] = ("a", "b", "c"), **more: int) -> Hands:
     settings = Settings(workers_min=workers, workers_max=workers, **{"max_failures": -1, **more})  # type: ignore[arg-type]
     return Hands(settings, views(*slices))
-
-
-Run = Callable[..., Hands]
-
-
-def stage(hands: Hands) -> Phase:
-    """Of the one restart that is under way; the run's own phase, if that is of all workers."""
-    (restart,) = hands.brain.run.restarts
-    return restart.stage
-
-
-@pytest.fixture(params=["full restart", "partial restart"])
-def either(request: pytest.FixtureRequest) -> Run:
-    """Ranks 0 and 1 on ``a`` and ``b``, and a spare: all there is, or a replica group beside another."""
-    if request.param == "full restart":
-        return run
-
-    def beside_another(**more: int) -> Hands:
-        limits = Deadlines(together_s=0.0)
-        settings = Settings(
-            workers_min=4, workers_max=4, group_size=2, deadlines=limits, **{"max_failures": -1, **more}
-        )
-        return Hands(settings, views("a", "b", "b2", "b3", "c"))
-
-    return beside_another
 
 
 def failure(kind: Kind, at: float, *, echo: bool = False, message: str = "") -> Failure:
@@ -162,7 +135,7 @@ def test_several_deaths_in_one_incident_spend_one() -> None:
 
 
 def test_a_worker_that_dies_before_it_is_ready_spends_the_startup_budget(
-    either: Callable[..., Hands],
+    either: Run,
 ) -> None:
     hands = either()
     hands.silent.add(c.StartWorkers)
@@ -174,7 +147,7 @@ def test_a_worker_that_dies_before_it_is_ready_spends_the_startup_budget(
 
 
 def test_a_worker_that_was_ready_and_fails_before_the_others_are_spends_max_failures(
-    either: Callable[..., Hands],
+    either: Run,
 ) -> None:
     hands = either()
     hands.silent.add(c.StartWorkers)
@@ -185,7 +158,7 @@ def test_a_worker_that_was_ready_and_fails_before_the_others_are_spends_max_fail
 
 
 def test_workers_that_are_not_ready_in_time_spend_the_startup_budget_and_are_named(
-    either: Callable[..., Hands],
+    either: Run,
 ) -> None:
     hands = either()
     hands.silent.add(c.StartWorkers)
@@ -199,7 +172,7 @@ def test_workers_that_are_not_ready_in_time_spend_the_startup_budget_and_are_nam
 
 
 def test_a_refused_reservation_is_retried_with_a_pause_and_spends_the_startup_budget(
-    either: Callable[..., Hands],
+    either: Run,
 ) -> None:
     hands = either()
     hands.silent.add(c.Reserve)
@@ -213,7 +186,7 @@ def test_a_refused_reservation_is_retried_with_a_pause_and_spends_the_startup_bu
 
 
 def test_a_reservation_that_is_not_granted_in_time_is_withdrawn_and_what_comes_late_is_ignored(
-    either: Callable[..., Hands],
+    either: Run,
 ) -> None:
     hands = either()
     hands.silent.add(c.Reserve)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from hands import Hands, views
+from hands import Hands, Run, views
 
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason, Rung
@@ -143,14 +143,16 @@ def test_a_notice_for_a_slice_that_we_do_not_use_does_not_keep_us_from_growing()
 # ---------------------------------------------------------------------- preemption
 
 
-def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_the_deadline() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_the_deadline(
+    either: Run,
+) -> None:
+    hands = either()
     hands.forget()
     hands.notice("b.0", 60.0)
     assert hands.last(c.Reserve).slices == ("c",)
     assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
     assert hands.all(c.StopWorkers) == []
-    hands.checkpoint(1)
+    hands.checkpoint(1, (0, 1))
     assert hands.all(c.StopWorkers) == []
     hands.pass_time(60.0 - hands.settings.migrate_margin_s)
     start = hands.last(c.StartWorkers)
@@ -159,15 +161,17 @@ def test_a_replacement_is_taken_when_the_notice_comes_and_used_shortly_before_th
     assert {b: n for b, n in hands.brain.budgets.spent.items() if n} == {Budget.PREEMPTION: 1}
 
 
-def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_then_no_step_is_lost() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_checkpoint_is_asked_for_at_the_notice_and_again_before_leaving_and_then_no_step_is_lost(
+    either: Run,
+) -> None:
+    hands = either()
     hands.notice("b.0", 60.0)
-    hands.checkpoint(1)
+    hands.checkpoint(1, (0, 1))
     assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.PREEMPTION, AskReason.NONE]
     hands.pass_time(60.0 - 2 * hands.settings.migrate_margin_s)
     assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
     hands.forget()
-    hands.checkpoint(2)
+    hands.checkpoint(2, (0, 1))
     start = hands.last(c.StartWorkers)
     assert {a.slice for a in start.assignments} == {"a", "c"}
     assert start.checkpoint == "e1-g0-k2"
@@ -208,23 +212,23 @@ def test_the_last_checkpoint_waits_for_the_place_to_go_to() -> None:
     assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
 
 
-def test_a_refuge_that_is_ready_after_the_checkpoint_is_kept_until_it_is_needed() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_refuge_that_is_ready_after_the_checkpoint_is_kept_until_it_is_needed(either: Run) -> None:
+    hands = either()
     hands.silent.add(c.PrepareHost)
     hands.notice("b.0", 60.0)
-    hands.checkpoint(1)
+    hands.checkpoint(1, (0, 1))
     hands.tell(e.HostPrepared(at=0.0, host="c.0"))
     assert hands.last(c.AskCheckpoint).reason is AskReason.NONE
-    hands.checkpoint(2)
-    assert hands.brain.run.fleet.held == {"a", "b", "c"}
+    hands.checkpoint(2, (0, 1))
+    assert hands.brain.run.fleet.held >= {"a", "b", "c"}
     hands.pass_time(55.0)
     assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
 
 
-def test_a_second_notice_asks_for_a_checkpoint_of_its_own() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+def test_a_second_notice_asks_for_a_checkpoint_of_its_own(either: Run) -> None:
+    hands = either("c", "d")
     hands.notice("b.0", 60.0)
-    hands.checkpoint(1)
+    hands.checkpoint(1, (0, 1))
     hands.notice("a.0", 61.0)
     assert hands.last(c.AskCheckpoint).reason is AskReason.PREEMPTION
 
@@ -236,8 +240,8 @@ def test_one_host_noticed_means_the_whole_slice() -> None:
     assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"b"}
 
 
-def test_staggered_notices_lead_to_one_restart() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+def test_staggered_notices_lead_to_one_restart(either: Run) -> None:
+    hands = either("c", "d")
     hands.forget()
     hands.notice("a.0", 60.0)
     hands.pass_time(5.0)
@@ -248,8 +252,8 @@ def test_staggered_notices_lead_to_one_restart() -> None:
     assert hands.brain.budgets.spent[Budget.PREEMPTION] == 1
 
 
-def test_a_cancelled_notice_restarts_nothing_and_gives_the_replacement_back() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_cancelled_notice_restarts_nothing_and_gives_the_replacement_back(either: Run) -> None:
+    hands = either()
     hands.notice("b.0", 60.0)
     hands.forget()
     hands.tell(e.NoticeCancelled(at=0.0, host="b.0"))
@@ -273,8 +277,8 @@ def test_a_deadline_that_passes_with_the_host_alive_restarts_nothing() -> None:
     assert hands.brain.run.fleet.held == {"a", "b"}
 
 
-def test_a_host_that_goes_early_spends_the_preemption_budget() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_host_that_goes_early_spends_the_preemption_budget(either: Run) -> None:
+    hands = either()
     hands.notice("b.0", 60.0)
     hands.pass_time(1.0)
     hands.lose("b.0")
@@ -322,8 +326,10 @@ def test_a_notice_may_come_before_the_engine_lists_its_machine() -> None:
     assert hands.brain.run.fleet.held == {"c"}
 
 
-def test_a_broken_collective_seen_before_the_preempted_host_is_gone_spends_the_preemption_budget() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_broken_collective_seen_before_the_preempted_host_is_gone_spends_the_preemption_budget(
+    either: Run,
+) -> None:
+    hands = either()
     hands.notice("b.0", 60.0)
     hands.silent.add(c.StopWorkers)
     hands.fail(0, echo=True)
@@ -333,15 +339,15 @@ def test_a_broken_collective_seen_before_the_preempted_host_is_gone_spends_the_p
     assert hands.last(c.RecoveryDecided).budget == "max_preemption_failures"
 
 
-def test_a_process_killed_on_a_host_with_a_notice_spends_the_preemption_budget() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_a_process_killed_on_a_host_with_a_notice_spends_the_preemption_budget(either: Run) -> None:
+    hands = either()
     hands.notice("b.0", 60.0)
     hands.fail(1, Kind.SIGNAL)
     assert hands.last(c.RecoveryDecided).cause.kind is Kind.PREEMPTED
 
 
-def test_a_users_exception_under_a_notice_is_still_the_users() -> None:
-    hands = Hands(fixed(2, max_failures=1), views("a", "b", "c"))
+def test_a_users_exception_under_a_notice_is_still_the_users(either: Run) -> None:
+    hands = either(max_failures=1)
     hands.notice("b.0", 60.0)
     hands.fail(1, Kind.EXCEPTION)
     assert hands.last(c.RecoveryDecided).budget == "max_failures"
@@ -357,8 +363,8 @@ def test_with_nowhere_to_go_workers_train_on_for_as_long_as_it_lasts() -> None:
     assert {a.slice for a in hands.last(c.StartWorkers).assignments} == {"a", "c"}
 
 
-def test_workers_do_not_leave_for_a_place_that_is_not_ready() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c"))
+def test_workers_do_not_leave_for_a_place_that_is_not_ready(either: Run) -> None:
+    hands = either()
     hands.silent.add(c.PrepareHost)
     hands.notice("b.0", 60.0)
     hands.forget()
@@ -422,14 +428,14 @@ def test_groups_that_leave_do_not_take_the_place_of_a_group_that_waits_for_the_r
     assert {hands.places[rank].slice for rank in (2, 3)} == {"c", "e"}
 
 
-def test_notices_that_are_short_and_follow_each_other_lead_to_one_restart() -> None:
-    hands = Hands(fixed(2), views("a", "b", "c", "d"))
+def test_notices_that_are_short_and_follow_each_other_lead_to_one_restart(either: Run) -> None:
+    hands = either("c", "d")
     hands.forget()
     hands.notice("a.0", 8.0)
-    hands.checkpoint(1)
+    hands.checkpoint(1, (0, 1))
     hands.pass_time(1.0)
     hands.notice("b.0", 8.0)
-    hands.checkpoint(2)
+    hands.checkpoint(2, (0, 1))
     assert hands.all(c.StopWorkers) == []
     hands.pass_time(6.0)
     assert len(hands.all(c.StartWorkers)) == 1
