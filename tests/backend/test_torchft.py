@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everstep.backend.torchft import cured
+from everstep.backend.torchft import TorchftBackend, TorchftConfig, cured
 from processes import wait_for
 
 _PATIENCE = timedelta(seconds=60)
@@ -148,3 +150,43 @@ def test_a_group_whose_ranks_may_differ_does_not_go_on_alone(groups: list[Group]
         for asked in healing.ask(0, 5, failures=1):
             with pytest.raises(RuntimeError, match="has to start anew"):
                 asked.result()
+
+
+LEADER = """
+import signal, sys
+from datetime import timedelta
+from everstep.backend.lighthouse import load_extension
+
+torchft, patience = load_extension(), timedelta(seconds=60)
+manager = torchft.ManagerServer(
+    "group", f"http://127.0.0.1:{sys.argv[1]}", "localhost", "[::]:0", "nowhere", 2, patience, patience, 0
+)
+print(manager.address(), flush=True)
+signal.pause()
+"""
+
+
+def test_a_rank_whose_leader_died_with_the_groups_manager_fails_with_an_echo() -> None:
+    from torchft._torchft import ManagerClient
+
+    backend = TorchftBackend(TorchftConfig())
+    with lighthouse() as port:
+        leader = subprocess.Popen(
+            [sys.executable, "-c", LEADER, str(port)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert leader.stdout is not None
+            rank = ManagerClient(leader.stdout.readline().strip(), connect_timeout=_PATIENCE)
+            with ThreadPoolExecutor(1) as thread:
+                vote = thread.submit(rank.should_commit, 1, 0, True, timeout=_PATIENCE)
+                leader.kill()
+                errors = [vote.exception()]
+            for _ in range(2):
+                with pytest.raises((RuntimeError, TimeoutError)) as told:
+                    rank.should_commit(1, 0, True, timeout=_PATIENCE)
+                errors.append(told.value)
+        finally:
+            leader.kill()
+            leader.communicate()
+    assert [error is not None and backend.is_peer_failure(error) for error in errors] == [True] * 3, errors
+    assert not backend.is_peer_failure(RuntimeError("transport error in my own code"))

@@ -8,11 +8,13 @@ its own host, which the agent tells), and cures for torchft 0.2.0.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.backend.base import Endpoint, Member
+from everstep.backend.echoes import with_causes
 from everstep.backend.lighthouse import OPTIONS
 from everstep.backend.torch import TorchBackend, TorchConfig
 from everstep.errors import ConfigError
@@ -22,6 +24,12 @@ QUORUM_RETRIES = 1_000_000
 """With torchft's default of none, every replica dies once its first request after the lighthouse's death
 times out. It is put back within a second; how long a worker may wait for it is no reason to end.
 """
+
+# What a rank says whose group's manager, which lives in the leader, went away with it.
+_MANAGER_GONE = re.compile(
+    r'status: .*message: "(transport error|tcp connect error|operation was canceled|connection error'
+    r"|h2 protocol error|error reading a body)"
+)
 
 
 @answers_unknown_arguments
@@ -143,6 +151,12 @@ class TorchftBackend(TorchBackend):
     def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
         super().join(member, endpoint, timeout_s)
         cure_managers(member.group_size)
+
+    def is_peer_failure(self, error: BaseException) -> bool:
+        return super().is_peer_failure(error) or any(
+            isinstance(seen, (RuntimeError, TimeoutError)) and bool(_MANAGER_GONE.search(str(seen)))
+            for seen in with_causes(error)
+        )
 
 
 def cure_managers(group_size: int) -> None:
