@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from everstep.backend.torchft import TorchftBackend, TorchftConfig, cured
+from everstep.backend import torchft
+from everstep.backend.torchft import TorchftBackend, TorchftConfig, cured, meet_in_bounded_time
 from processes import wait_for
 
 _PATIENCE = timedelta(seconds=60)
@@ -150,6 +151,27 @@ def test_a_group_whose_ranks_may_differ_does_not_go_on_alone(groups: list[Group]
         for asked in healing.ask(0, 5, failures=1):
             with pytest.raises(RuntimeError, match="has to start anew"):
                 asked.result()
+
+
+def test_a_member_that_dies_before_the_others_have_met_it_is_not_waited_for_as_long_as_an_all_reduce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from torch.distributed import DistStoreError, TCPStore
+    from torchft.process_group import ProcessGroupGloo
+
+    class Gloo(ProcessGroupGloo):  # type: ignore[misc]
+        pass
+
+    meet_in_bounded_time(Gloo)
+    monkeypatch.setattr(torchft, "MEETING_S", 0.2)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = Gloo(timeout=timedelta(hours=1))
+    with pytest.raises(DistStoreError):
+        group.configure(f"127.0.0.1:{store.port}/with-somebody-dead", "a", 0, 2)
+    group.configure(f"127.0.0.1:{store.port}/next", "a", 0, 1)
+    connected = group.parent._get_backend(torch.device("cpu"))
+    assert connected.options._timeout == timedelta(hours=1), "an all-reduce may take as long as it may"
 
 
 LEADER = """

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from everstep.backend.base import Endpoint, Member
@@ -24,6 +25,9 @@ QUORUM_RETRIES = 1_000_000
 """With torchft's default of none, every replica dies once its first request after the lighthouse's death
 times out. It is put back within a second; how long a worker may wait for it is no reason to end.
 """
+
+MEETING_S = 5.0
+"""How long the members of a new quorum wait for each other. One may have died since it was counted in."""
 
 # What a rank says whose group's manager, which lives in the leader, went away with it.
 _MANAGER_GONE = re.compile(
@@ -150,7 +154,7 @@ class TorchftBackend(TorchBackend):
 
     def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
         super().join(member, endpoint, timeout_s)
-        cure_managers(member.group_size)
+        cure_torchft(member.group_size)
 
     def is_peer_failure(self, error: BaseException) -> bool:
         return super().is_peer_failure(error) or any(
@@ -159,12 +163,35 @@ class TorchftBackend(TorchBackend):
         )
 
 
-def cure_managers(group_size: int) -> None:
-    """Let this process's torchft managers ask for quorums as ``_Client`` does."""
+def cure_torchft(group_size: int) -> None:
+    """Let this process's torchft ask for quorums as ``_Client`` does, and meet in bounded time."""
     import torchft.manager as manager
+    from torchft.process_group import ProcessGroupGloo
 
     if not issubclass(manager.ManagerClient, _Client):
         manager.ManagerClient = cured(manager.ManagerClient, group_size)
+        meet_in_bounded_time(ProcessGroupGloo)
+
+
+def meet_in_bounded_time(process_group: type) -> None:
+    """The time-out that the user gives is for all-reduces, which may take long. torchft 0.2.0 also waits as
+    long for a member that dies while the others connect to it, and nobody trains meanwhile. Whoever gives up
+    too early meets the others in the next quorum.
+    """
+    import torch
+
+    connect = process_group._create_pg  # type: ignore[attr-defined]
+
+    def _create_pg(self: Any, store: Any, rank: int, world_size: int) -> Any:
+        given, self._timeout = self._timeout, min(self._timeout, timedelta(seconds=MEETING_S))
+        try:
+            connected = connect(self, store, rank, world_size)
+        finally:
+            self._timeout = given
+        connected._get_backend(torch.device("cpu")).set_timeout(given)
+        return connected
+
+    process_group._create_pg = _create_pg  # type: ignore[attr-defined]
 
 
 def cured(client: type, group_size: int) -> type:
