@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from everstep import Result
-from everstep.control.commands import Recovered
+from everstep.control.commands import Recovered, RecoveryDecided
 from everstep.driver import journal
 from everstep.driver.registry import live_runs
 from processes import wait_for
@@ -87,18 +87,22 @@ def test_the_shortest_script_survives_a_kill(tmp_path: Path) -> None:
     assert "recovered in" in output
 
 
-def test_torchfts_script_goes_on_while_a_group_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("script", "size"), [("torchft_ddp.py", 1), ("torchft_sharded.py", 2)])
+def test_torchfts_script_goes_on_while_a_group_is_replaced(tmp_path: Path, script: str, size: int) -> None:
     arguments = ("--storage_path", str(tmp_path), "--run_name", "torchft", "--num_steps", "300")
-    process = run("torchft_ddp.py", *arguments, home=tmp_path)
+    process = run(script, *arguments, home=tmp_path)
     try:
         wait_for(lambda: "torchft" in live_runs() and committed(tmp_path / "torchft"), "a checkpoint", 60)
-        worker = random.choice(live_runs()["torchft"].workers)
-        os.kill(worker.pid, signal.SIGKILL)
+        before = {worker.rank: worker.pid for worker in live_runs()["torchft"].workers}
+        victim = random.choice(sorted(before))
+        os.kill(before[victim], signal.SIGKILL)
         output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, output
     assert "replace the failed replica groups" in output
+    decided = [r.groups for r in journal.read(tmp_path / "torchft") if isinstance(r, RecoveryDecided)]
+    assert decided == [(victim // size,)], "its own group, and no other"
     result = Result.from_path(str(tmp_path / "torchft"))
     assert result.metrics is not None
     assert result.metrics["step"] == 300

@@ -50,6 +50,7 @@ class Groups:
         save_every: int = 0,
         max_failures: int = -1,
         trainer: Callable[..., Trainer] | None = None,
+        sharded: bool = False,
         **more: Any,
     ) -> None:
         self.tmp_path = tmp_path
@@ -60,7 +61,7 @@ class Groups:
             lambda: (trainer or with_torchft)(
                 ScalingConfig(num_workers=workers, elastic_resize_monitor_interval_s=0.1),
                 size,
-                train_loop_config=config(tmp_path, save_every),
+                train_loop_config={**config(tmp_path, save_every), "sharded": sharded},
                 torch_config=TorchftConfig({"min_replicas": 1}, replica_group_size=size, **more),
                 run_config=RunConfig(
                     name="groups",
@@ -172,20 +173,30 @@ def longest_gaps(run: Groups) -> list[float]:
     return found
 
 
-def test_a_worker_that_dies_takes_its_partner_along_and_nobody_else(tmp_path: Path) -> None:
-    run = Groups(tmp_path, size=2)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_worker_that_dies_takes_its_partner_along_and_nobody_else(
+    tmp_path: Path, sharded: bool, times: int
+) -> None:
+    run = Groups(tmp_path, size=2, sharded=sharded)
     run.wait_together(2)
-    before = run.pids()
-    run.kill(3, inside=False)
-    run.wait_together(2, but=[before[2], before[3]])
-    now = run.pids()
-    assert (now[0], now[1]) == (before[0], before[1])
-    assert not alive(before[2])
+    for n in range(times):
+        victim = random.randrange(4) if n else 3
+        lost, stay = ([2, 3], [0, 1]) if victim > 1 else ([0, 1], [2, 3])
+        before = run.pids()
+        run.kill(victim, inside=sharded is (n % 2 == 0))
+        wait_for(lambda pid=before[victim]: not alive(pid), "its death")
+        run.wait_together(2, but=[before[rank] for rank in lost])
+        assert run.pids(stay) == {rank: before[rank] for rank in stay}
+        assert not any(alive(before[rank]) for rank in lost)
     result = run.end()
     last = {rank: rows[-1]["digest"] for rank, rows in run.rows().items()}
     assert (last[0], last[1]) == (last[2], last[3]), "each rank has what its peer in the other group has"
-    (decided,) = records(result, RecoveryDecided)
-    assert decided.groups == (1,)
+    assert (last[0] == last[1]) is not sharded, "partners have copies, or shards"
+    decided = records(result, RecoveryDecided)
+    assert len(decided) == times
+    assert decided[0].groups == (1,)
 
 
 def test_groups_that_die_together_are_replaced_together(tmp_path: Path) -> None:

@@ -155,27 +155,37 @@ def elastic_steps(config: dict[str, Any]) -> int:
 
 def torchft_steps(config: dict[str, Any]) -> str:
     """torchft's loop on a small model, up to the step that is written into ``until``. A rank whose name is in
-    ``die`` ends itself in the middle of an all-reduce. Gives a digest of the parameters.
+    ``die`` ends itself in the middle of an all-reduce. Gives a digest of the parameters. The ranks of a group
+    have copies, which see the same data, or shards.
     """
     import hashlib
     import signal
     from datetime import timedelta
 
     import torch
+    import torch.distributed as dist
     from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
     from torchft import Manager, Optimizer, ProcessGroupGloo
 
-    from everstep.torch import FaultTolerantDDP
+    from everstep.torch import FaultTolerantDDP, average_gradients
 
     context = train.get_context()
     group, rank = context.get_replica_group_id(), context.get_world_rank()
+    sharded = config.get("sharded", False)
     until, die = Path(config["until"]), Path(config["notes"]) / f"die-{rank}"
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    if sharded:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    parameters = dict(model.named_parameters())
 
     def state_dict() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        mine = {name: parameter.detach() for name, parameter in parameters.items()}
+        return {"model": mine, "optimizer": optimizer.state_dict()}
 
     def load_state_dict(state: dict[str, Any]) -> None:
         model.load_state_dict(state["model"])
@@ -196,6 +206,7 @@ def torchft_steps(config: dict[str, Any]) -> str:
         state_dict=state_dict,
         replica_id=f"group_{group}",
         hostname="localhost",
+        init_sync=dist.get_world_size() == 1,  # else copies inside a group differ from the first step on
     )
     start = restore_step()
     checkpoint = train.get_checkpoint()
@@ -204,13 +215,16 @@ def torchft_steps(config: dict[str, Any]) -> str:
             saved = torch.load(Path(folder) / "state.pt")
         load_state_dict(saved["state"])
         manager.load_state_dict(saved["manager"])
-    replicated, stepper = FaultTolerantDDP(manager, model), Optimizer(manager, optimizer)
-    data = torch.Generator().manual_seed(group)
+    replicated = model if sharded else FaultTolerantDDP(manager, model)
+    stepper = Optimizer(manager, optimizer)
+    data = torch.Generator().manual_seed(rank if sharded else group)
     note(config, step=start, restored=True, generation=train.session.current("test").spec.generation)
     while not until.exists() or manager.current_step() < int(until.read_text()):
         x = torch.randn(32, 16, generator=data)
         stepper.zero_grad()
         nn.functional.mse_loss(replicated(x), x.sum(dim=1, keepdim=True)).backward()
+        if sharded:
+            average_gradients(manager, parameters.values())
         stepper.step()
         step, together = manager.current_step(), manager.num_participants()
         saved_here = None
@@ -227,8 +241,9 @@ def torchft_steps(config: dict[str, Any]) -> str:
         note(config, step=step, together=together)
     manager.shutdown(wait=False)
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+    for parameter in parameters.values():
+        mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        digest.update(mine.detach().numpy().tobytes())
     note(config, step=manager.current_step(), digest=digest.hexdigest())
     return digest.hexdigest()
 

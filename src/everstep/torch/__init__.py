@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from everstep.torch.fault_tolerant import FaultTolerantDDP
+    from everstep.torch.fault_tolerant import FaultTolerantDDP, average_gradients
 
 __all__ = [
     "TorchTrainer",
@@ -32,6 +32,7 @@ __all__ = [
     "TorchConfig",
     "TorchftConfig",
     "FaultTolerantDDP",
+    "average_gradients",
     "accelerate",
     "get_device",
     "get_devices",
@@ -135,11 +136,11 @@ def _with_groups(scaling: ScalingConfig, config: TorchftConfig) -> ScalingConfig
 
 
 def __getattr__(name: str) -> Any:
-    """``FaultTolerantDDP`` needs torch and torchft, which are imported when it is asked for."""
-    if name == "FaultTolerantDDP":
-        from everstep.torch.fault_tolerant import FaultTolerantDDP
+    """What needs torch and torchft, which are imported when it is asked for."""
+    if name in ("FaultTolerantDDP", "average_gradients"):
+        from everstep.torch import fault_tolerant
 
-        return FaultTolerantDDP
+        return getattr(fault_tolerant, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,10 +1,12 @@
-"""``FaultTolerantDDP``: torchft's data parallel module, whose survivors outlive a peer's death."""
+"""Averaging gradients over replica groups with torchft, so that survivors outlive a peer's death."""
 
 # No `from __future__ import annotations` here: torch looks at the types of the hook's arguments.
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torchft.ddp import DistributedDataParallel
 
 
@@ -38,3 +40,27 @@ class FaultTolerantDDP(DistributedDataParallel):  # type: ignore[misc]
         as_it_is: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         as_it_is.set_result(bucket.buffer())
         return as_it_is
+
+
+def average_gradients(manager: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Average gradients over the groups, in place: for a model that is sharded inside each group.
+
+    Each rank averages its own shards with those of the same rank in the other groups. Call it between
+    ``backward()`` and the step of torchft's optimizer. A peer's death is dealt with as by
+    ``FaultTolerantDDP``: nobody steps, in none of the group's ranks, and all are free for the next quorum.
+
+    Args:
+        manager: torchft's ``Manager``.
+        parameters: The model's, in the same order in all groups; plain tensors, or sharded by ``fully_shard``
+            or ``parallelize_module``.
+    """
+    for parameter in parameters:
+        grad = None if parameter.grad is None else parameter.grad.detach()
+        mine = grad.to_local() if isinstance(grad, DTensor) else grad
+        if mine is None or not mine.numel():
+            continue  # others have it, in all groups
+        # One after the other: what is under way when a peer dies would hold up the next quorum.
+        manager.allreduce(mine).wait()
+        if manager.errored() is not None:
+            manager._pg.abort()
+            return
