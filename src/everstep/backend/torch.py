@@ -29,7 +29,7 @@ DESTROY_S = 10.0
 """How long taking the process group down may take. NCCL may wait for peers that are gone."""
 
 _STORE_PREFIX = "everstep"  # not torch's own "default_pg": a group that the user makes over env:// is new
-_LEFT, _ALL_LEFT = "everstep/left", "everstep/all_left"
+_JOINED, _LEFT = "everstep/joined", "everstep/left"
 
 _OWN_MISTAKE = re.compile(r"ncclInvalid(Usage|Argument)|invalid usage|Duplicate GPU", re.IGNORECASE)
 
@@ -179,6 +179,7 @@ class TorchBackend:
         patience = timedelta(seconds=self.config.timeout_s)
         dist.distributed_c10d._set_pg_timeout(patience)
         self._store.set_timeout(patience)
+        self._count(_JOINED, member)
         _joined = member
 
     def leave(self, member: Member) -> None:
@@ -186,6 +187,9 @@ class TorchBackend:
 
         if self._store is None:
             return
+        if member.group_size > 1:
+            # One that has met all others can be done before two of them have met each other, and leave them.
+            self._unless_peers_are_gone(LEADER_STAYS_S, lambda: self._wait_for_all(_JOINED))
         if dist.is_available() and dist.is_initialized():
             self._unless_peers_are_gone(DESTROY_S, dist.destroy_process_group)
         if member.group_size > 1:
@@ -193,10 +197,16 @@ class TorchBackend:
         self._store = None
 
     def _say_goodbye(self, member: Member) -> None:
-        if self._store.add(_LEFT, 1) == member.group_size:
-            self._store.set(_ALL_LEFT, "1")
+        self._count(_LEFT, member)
         if self._hosts_store:
-            self._store.wait([_ALL_LEFT], timedelta(seconds=LEADER_STAYS_S))
+            self._wait_for_all(_LEFT)
+
+    def _count(self, what: str, member: Member) -> None:
+        if self._store.add(what, 1) == member.group_size:
+            self._store.set(f"{what} by all", "1")
+
+    def _wait_for_all(self, what: str) -> None:
+        self._store.wait([f"{what} by all"], timedelta(seconds=LEADER_STAYS_S))
 
     def _unless_peers_are_gone(self, seconds: float, action: Callable[[], object]) -> None:
         try:
