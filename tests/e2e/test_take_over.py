@@ -230,7 +230,6 @@ def test_agents_whose_sockets_were_removed_leave_once_their_driver_is_gone(tmp_p
     # The fixture that looks for what is left over does the rest: nobody waits for orphan_s.
 
 
-@pytest.mark.soak  # torchft's managers don't always find a new lighthouse while nobody drives
 def test_replica_groups_outlive_their_driver_and_then_their_lighthouse(tmp_path: Path) -> None:
     name = f"takeover-{random.getrandbits(32):08x}"
     process = start(tmp_path, name, function="torchft_steps")

@@ -700,6 +700,8 @@ class Agent:
     # ------------------------------------------------------------------ the lighthouse
 
     def _lighthouse_is_up(self, address: str) -> None:
+        if self._forwarder is not None:
+            self._forwarder.point_at(address)  # the other hosts' need a driver, which may be away
         self._say(wire.LighthouseUp(address))
 
     def _stop_lighthouse(self) -> None:
