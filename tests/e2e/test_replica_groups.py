@@ -179,7 +179,7 @@ def longest_gaps(run: Groups) -> list[float]:
 def test_a_worker_that_dies_takes_its_partner_along_and_nobody_else(
     tmp_path: Path, sharded: bool, times: int
 ) -> None:
-    run = Groups(tmp_path, size=2, sharded=sharded)
+    run = Groups(tmp_path, size=2, sharded=sharded, save_every=5)
     run.wait_together(2)
     for n in range(times):
         victim = random.randrange(4) if n else 3

@@ -174,7 +174,8 @@ def torchft_steps(config: dict[str, Any]) -> str:
 
     context = train.get_context()
     group, rank = context.get_replica_group_id(), context.get_world_rank()
-    sharded = config.get("sharded", False)
+    sharded, leads = config.get("sharded", False), context.get_replica_group_rank() == 0
+    own = f"state-{context.get_replica_group_rank()}.pt"
     until, die = Path(config["until"]), Path(config["notes"]) / f"die-{rank}"
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
@@ -212,7 +213,7 @@ def torchft_steps(config: dict[str, Any]) -> str:
     checkpoint = train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt")
+            saved = torch.load(Path(folder) / own, weights_only=False)
         load_state_dict(saved["state"])
         manager.load_state_dict(saved["manager"])
     replicated = model if sharded else FaultTolerantDDP(manager, model)
@@ -228,15 +229,9 @@ def torchft_steps(config: dict[str, Any]) -> str:
         stepper.step()
         step, together = manager.current_step(), manager.num_participants()
         saved_here = None
-        if (
-            config.get("save_every")
-            and context.get_replica_group_rank() == 0
-            and step % config["save_every"] == 0
-        ):
-            saved_here = save_step(step)
-            torch.save(
-                {"state": state_dict(), "manager": manager.state_dict()}, Path(saved_here.path) / "state.pt"
-            )
+        if config.get("save_every") and step % config["save_every"] == 0:
+            saved_here = save_step(step) if leads else train.Checkpoint.from_directory(tempfile.mkdtemp())
+            torch.save({"state": state_dict(), "manager": manager.state_dict()}, Path(saved_here.path) / own)
         train.report({"step": step, "pid": os.getpid(), "together": together}, checkpoint=saved_here)
         note(config, step=step, together=together)
     manager.shutdown(wait=False)
