@@ -233,6 +233,15 @@ def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_p
                 third.hear(waiting)
             finally:
                 third.stop()
+            # A namespace that is being deleted takes its lease along: no reason to leave the others.
+            server.kubectl("delete", "namespace", theirs.name, "--wait=false")
+            server.kubectl("-n", theirs.name, "delete", "lease", "everstep-operator")
+            second.hear(f"the lease in {theirs.name} is gone")
+            theirs.delete_pod(theirs.workers()[0])
+            second.hear("because it is being terminated")
+            gone = free.uids()
+            free.delete_pod(free.workers()[0])
+            free.see(lambda: free.anew(4, gone), "a heal in the other one")
 
 
 def kuberay(namespace: str, *arguments: str, replicas: int = 1) -> dict[str, Any]:

@@ -25,6 +25,10 @@ class LeaseLost(Exception):
     """Somebody else may be the operator now: nothing more may be written."""
 
 
+class LeaseGone(Exception):
+    """It isn't there any more, likely since its namespace is being deleted. It may be had again, or not."""
+
+
 class Lease:
     def __init__(self, api: Api, namespace: str, name: str, duration_s: float) -> None:
         self._api = api
@@ -89,7 +93,8 @@ class Lease:
                 await self._renew()
             except ApiError as error:
                 if not error.passing:
-                    raise LeaseLost(f"the lease in {self.namespace} was taken: {error}") from error
+                    self._held = None
+                    raise LeaseGone(f"the lease in {self.namespace} is gone: {error}") from error
                 logger.warning("the lease in %s can't be renewed: %s", self.namespace, error)
             except UNREACHABLE as error:
                 logger.warning("the lease can't be renewed: %s", said(error))
@@ -104,7 +109,10 @@ class Lease:
                 raise
             # Our own renewal, whose answer was lost, looks like somebody else's.
             current = await self._read()
-            if ((current or {}).get("spec") or {}).get("holderIdentity") != self._identity:
+            if current is None:
+                self._held = None
+                raise LeaseGone(f"the lease in {self.namespace} is gone") from error
+            if (current.get("spec") or {}).get("holderIdentity") != self._identity:
                 raise LeaseLost(f"the lease in {self.namespace} was taken: {error}") from error
             await self._write(current)
 

@@ -5,6 +5,7 @@ for another. Holds the leases: in each namespace one operator writes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -13,13 +14,15 @@ import msgspec
 from everstep.kube import names
 from everstep.kube.api import Api, clusters_path, core_path
 from everstep.kube.informer import Informer
-from everstep.kube.lease import Lease, LeaseLost
+from everstep.kube.lease import Lease, LeaseGone, LeaseLost
 from everstep.kube.store import Key, Store
 from everstep.kube.tending import Tending
 
 _AT_ONCE = 16
 _EVERYWHERE = ""
 """In the place of a namespace: all of them."""
+
+logger = logging.getLogger("everstep.kube")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +50,7 @@ class Operator:
         self._settings = settings
         self._store = Store()
         self._leases: dict[str, Lease] = {}
-        self._holding: dict[str, asyncio.Task[None]] = {}
+        self._gates: dict[str, asyncio.Lock] = {}
         self._tending: dict[Key, Tending] = {}
         self._synced = False
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -81,17 +84,24 @@ class Operator:
 
     async def hold(self, namespace: str) -> None:
         """Waits until this is the one operator there, also where it looks after all namespaces."""
-        if namespace not in self._holding:
-            self._holding[namespace] = self._tasks.create_task(
-                self._acquire(namespace, namespace, names.OPERATOR)
-            )
-        await self._holding[namespace]
+        async with self._gates.setdefault(namespace, asyncio.Lock()):
+            if namespace not in self._leases:
+                await self._acquire(namespace, namespace, names.OPERATOR)
 
     async def _acquire(self, what: str, namespace: str, name: str) -> None:
         lease = Lease(self._api, namespace, name, self._settings.lease_s)
         await lease.acquire()
         self._leases[what] = lease
-        self._tasks.create_task(lease.keep())
+        self._tasks.create_task(self._keep(what, lease))
+
+    async def _keep(self, what: str, lease: Lease) -> None:
+        try:
+            await lease.keep()
+        except LeaseGone as error:
+            if what == _EVERYWHERE:
+                raise LeaseLost(str(error)) from error
+            logger.warning("%s", error)
+            del self._leases[what]
 
     def _informers(self, namespace: str | None) -> list[Informer]:
         store = self._store
@@ -140,8 +150,9 @@ class Operator:
             tending.changed.set()
 
     def may_write(self, namespace: str) -> None:
-        for what in (_EVERYWHERE, namespace):
-            lease = self._leases.get(what)
+        if namespace not in self._leases:
+            raise LeaseGone(f"the lease in {namespace} is gone")
+        for lease in (self._leases[namespace], self._leases.get(_EVERYWHERE)):
             if lease is not None and not lease.valid:
                 raise LeaseLost(f"the lease in {lease.namespace} has run out")
 

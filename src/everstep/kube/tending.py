@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.kube import actions, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
 from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
-from everstep.kube.lease import LeaseLost
+from everstep.kube.lease import LeaseGone, LeaseLost
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.setbacks import Failure, Refusal, remembered
 from everstep.kube.spec import Cluster, Manifest, parse
@@ -48,20 +48,21 @@ class Tending:
         """The status as it was last acknowledged: another CRD may not have kept all of it."""
 
     async def run(self) -> None:
-        await self._operator.hold(self._namespace)
         pause = 0.0
         wake_at: float | None = None
         while True:
             await self._wait(wake_at)
-            raw = self._operator.ours(self._key)
-            if raw is None:
+            if self._operator.ours(self._key) is None:
                 self._operator.forget(self._key)
                 return
             try:
-                wake_at = await self._once(raw)
+                await self._operator.hold(self._namespace)
+                # That may have taken long.
+                raw = self._operator.ours(self._key)
+                wake_at = await self._once(raw) if raw is not None else 0.0
                 pause = 0.0
                 continue
-            except (ApiError, *UNREACHABLE) as error:
+            except (ApiError, LeaseGone, *UNREACHABLE) as error:
                 logger.warning("%s/%s: %s", *self._key, said(error))
             except LeaseLost:
                 raise
