@@ -146,6 +146,7 @@ class Invariants:
             self._require(all(g == 0 for _, g in command.generations), "an epoch begins with generation 0")
             self._epoch = command.epoch
             self._places = {}
+            self._failed_starts.clear()
             self._check_ranks(places)
         else:
             for a in places:
