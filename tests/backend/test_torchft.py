@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,18 +158,22 @@ def test_a_member_that_dies_before_the_others_have_met_it_is_not_waited_for_as_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch
-    from torch.distributed import DistStoreError, TCPStore
+    from torch.distributed import DistError, TCPStore
     from torchft.process_group import ProcessGroupGloo
 
     class Gloo(ProcessGroupGloo):  # type: ignore[misc]
         pass
 
     meet_in_bounded_time(Gloo)
-    monkeypatch.setattr(torchft, "MEETING_S", 0.2)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = free.getsockname()[1]
     group = Gloo(timeout=timedelta(hours=1))
-    with pytest.raises(DistStoreError):
-        group.configure(f"127.0.0.1:{store.port}/with-somebody-dead", "a", 0, 2)
+    with monkeypatch.context() as soon:
+        soon.setattr(torchft, "MEETING_S", 0.2)
+        for where in (f"{store.port}/with-somebody-dead", f"{nobody}/whose-store-died-with-it"):
+            with pytest.raises(DistError):
+                group.configure(f"127.0.0.1:{where}", "a", 0, 2)
     group.configure(f"127.0.0.1:{store.port}/next", "a", 0, 1)
     connected = group.parent._get_backend(torch.device("cpu"))
     assert connected.options._timeout == timedelta(hours=1), "an all-reduce may take as long as it may"

@@ -180,18 +180,17 @@ def meet_in_bounded_time(process_group: type) -> None:
     """
     import torch
 
-    connect = process_group._create_pg  # type: ignore[attr-defined]
+    configure = process_group.configure  # type: ignore[attr-defined]
 
-    def _create_pg(self: Any, store: Any, rank: int, world_size: int) -> Any:
+    def configure_soon(self: Any, *args: Any, **kwargs: Any) -> None:
         given, self._timeout = self._timeout, min(self._timeout, timedelta(seconds=MEETING_S))
         try:
-            connected = connect(self, store, rank, world_size)
+            configure(self, *args, **kwargs)
         finally:
             self._timeout = given
-        connected._get_backend(torch.device("cpu")).set_timeout(given)
-        return connected
+        self.parent._get_backend(torch.device("cpu")).set_timeout(given)
 
-    process_group._create_pg = _create_pg  # type: ignore[attr-defined]
+    process_group.configure = configure_soon  # type: ignore[attr-defined]
 
 
 def cured(client: type, group_size: int) -> type:
