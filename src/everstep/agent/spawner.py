@@ -39,7 +39,14 @@ class Template:
         self._closed = False
         with theirs:
             self.pid = subprocess.Popen(
-                [sys.executable, "-m", "everstep.agent.template", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-P",  # where it starts, a user's file may have the name of one of Python's own
+                    "-m",
+                    "everstep.agent.template",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=(theirs.fileno(),),
                 env=recipe.env,
                 cwd=recipe.cwd,

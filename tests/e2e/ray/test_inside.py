@@ -186,6 +186,19 @@ def test_storage_that_the_hosts_do_not_share_is_refused(
     wait_for(lambda: not everstep_groups(), "that what was reserved is given back")
 
 
+def test_what_lies_where_a_node_was_started_is_not_taken_for_pythons_own(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "types.py").write_text("raise ImportError('not the one that you look for')")
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)
+        cluster.add_lone_host("slice-0")
+    run = Running(tmp_path, elastic_steps, 1, scaling=LONE)
+    run.until_training(1)
+    run.finish()
+    assert run.records(FailureSeen) == []
+
+
 def test_a_ray_client_is_refused_with_the_reason(tmp_path: Path) -> None:
     script = (
         "import everstep\n"

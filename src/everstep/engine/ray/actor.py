@@ -136,7 +136,7 @@ class HostActor:
         with open(folder / "agent.log", "ab") as log:
             self._agent = subprocess.Popen(
                 [
-                    sys.executable, "-m", "everstep.agent",
+                    sys.executable, "-P", "-m", "everstep.agent",
                     host, str(folder), str(me), str(kernel.start_time(me) or 0), str(lock),
                 ],
                 stdin=subprocess.PIPE,
