@@ -17,7 +17,7 @@ import pytest
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
 from kube.killer import Killer, QuickOperator, warm
-from kube.live import LIMIT_S, Namespace, OperatorProcess, install, operating
+from kube.live import LIMIT_S, MERGE, Namespace, OperatorProcess, install, operating
 from kube.test_slices import cluster
 from kube.world import group, template
 
@@ -158,9 +158,10 @@ def everstep(*arguments: str, kubeconfig: Path | str) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ})
 
 
-def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Path) -> None:
-    space = Namespace(server)
-    home = f"{space.name}-home"
+@pytest.fixture
+def account(space: Namespace, tmp_path: Path) -> Iterator[Path]:
+    """The kubeconfig of an operator with no rights but those in the manifests."""
+    server, home = space.server, f"{space.name}-home"
     made = everstep(
         "manifests", "--image", "x", "--home", home, "-n", space.name, kubeconfig=server.kubeconfig
     )
@@ -176,15 +177,50 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
     theirs = tmp_path / "kubeconfig"
     theirs.touch(mode=0o600)
     theirs.write_text(json.dumps(config))
-    operator = OperatorProcess(theirs, "--namespace", space.name, log=tmp_path / "operator.log").start()
+    try:
+        yield theirs
+    finally:
+        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator")
+
+
+def test_what_may_not_be_deleted_holds_up_nothing_else(
+    space: Namespace, account: Path, tmp_path: Path
+) -> None:
+    role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space.name}/roles/everstep-operator"
+    rules = space.server.request("GET", role)["rules"]
+    for rule in rules:
+        rule["verbs"] = [verb for verb in rule["verbs"] if verb != "delete"]
+    space.server.request("PATCH", role, {"rules": rules}, MERGE)
+    operator = OperatorProcess(account, "--namespace", space.name, log=tmp_path / "operator.log").start()
+    try:
+        operator.hear("looking after")
+        space.apply(cluster(group("a", 1, 2), group("b", 1, 2)))
+        space.see(lambda: len(space.workers()) == 4, "both groups")
+        space.say(space.workers(group="a")[0], phase="Failed")
+        space.see(
+            lambda: "DeleteRefused" in space.server.kubectl("-n", space.name, "get", "events"), "an event"
+        )
+        space.patch_group(1, replicas=2)
+        space.see(lambda: space.places("b") == WHOLE, "the other group to grow nevertheless")
+        space.see(
+            lambda: "Failed" in space.status()["groups"][0]["replicas"][0]["reason"], "the status to say why"
+        )
+    finally:
+        operator.stop()
+
+
+def test_the_rights_in_the_manifests_are_enough(
+    server: ApiServer, space: Namespace, account: Path, tmp_path: Path
+) -> None:
+    operator = OperatorProcess(account, "--namespace", space.name, log=tmp_path / "operator.log").start()
     try:
         operator.hear("looking after")
         scaled = group(replicas=1, hosts=2, rayStartParams={"num-cpus": "1"})
         head = {"template": template(), "rayStartParams": {"num-cpus": "1"}}
         # An earlier cluster of this name has left its account, which will be collected with it.
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "demo", "uid": "earlier"}
-        account = {"name": "demo", "ownerReferences": [owner]}
-        space.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        left = {"name": "demo", "ownerReferences": [owner]}
+        space.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": left})
         space.apply(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
         operator.hear("of an earlier cluster of this name")
         assert not space.pods(group="headgroup")
@@ -199,7 +235,6 @@ def test_the_rights_in_the_manifests_are_enough(server: ApiServer, tmp_path: Pat
         assert not operator.said("forbidden"), operator.log.read_text()
     finally:
         operator.stop()
-        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator")
 
 
 def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_path: Path) -> None:
