@@ -9,6 +9,8 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,16 @@ def main() -> None:
 
 
 def _everstep(loop: Any, order: dict[str, Any], folder: Path) -> None:
-    if not order.get("nodes"):
-        _fit_everstep(loop, order, folder, order["workers"], "local")
+    if not order["nodes"]:
+        _fit_everstep(loop, order, folder, "local")
         return
+    with _cluster(order, folder):
+        _fit_everstep(loop, order, folder, "ray")
+
+
+@contextmanager
+def _cluster(order: dict[str, Any], folder: Path) -> Iterator[None]:
+    """A Ray cluster of several nodes, with room for the workers and no more, that this process drives."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -47,14 +56,18 @@ def _everstep(loop: Any, order: dict[str, Any], folder: Path) -> None:
         pids = [node.all_processes["raylet"][0].process.pid for node in nodes]
         (folder / "raylets.json").write_text(json.dumps(pids))
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        workers = (share, order["workers"]) if order["elastic"] else order["workers"]
-        _fit_everstep(loop, order, folder, workers, "ray")
+        yield
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, workers: Any, engine: str) -> None:
+def _workers(order: dict[str, Any]) -> Any:
+    workers = order["workers"]
+    return (workers // order["nodes"], workers) if order["elastic"] else workers
+
+
+def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, engine: str) -> None:
     import everstep
     from everstep import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from everstep.control.deadlines import Deadlines
@@ -65,7 +78,7 @@ def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, workers: Any, 
         loop,
         **more,
         train_loop_config=order["config"],
-        scaling_config=ScalingConfig(num_workers=workers),
+        scaling_config=ScalingConfig(num_workers=_workers(order)),
         engine=engine,
         run_config=RunConfig(
             name="run",
@@ -82,11 +95,11 @@ def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, workers: Any, 
 
 
 def _ray(loop: Any, order: dict[str, Any], folder: Path) -> None:
+    if order["nodes"]:
+        with _cluster(order, folder):
+            _fit_ray(loop, order, folder)
+        return
     import ray
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.train.v2.torch.torchft_config import TorchftConfig
 
     ray.init(
         num_cpus=2 * order["workers"],
@@ -96,25 +109,34 @@ def _ray(loop: Any, order: dict[str, Any], folder: Path) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=order["ray_folder"],
     )
-    more = {"torch_config": TorchftConfig({"min_replicas": 1}, backend="gloo")} if order["torchft"] else {}
     try:
-        trainer = (TorchTrainer if order["torch"] else DataParallelTrainer)(
-            loop,
-            **more,
-            train_loop_config=order["config"],
-            scaling_config=ScalingConfig(num_workers=order["workers"]),
-            run_config=RunConfig(
-                name="run",
-                storage_path=str(folder / "storage"),
-                failure_config=FailureConfig(max_failures=-1),
-                checkpoint_config=CheckpointConfig(num_to_keep=2),
-            ),
-        )
-        called = time.monotonic()
-        trainer.fit()
-        _write(folder, called, [])
+        _fit_ray(loop, order, folder)
     finally:
         ray.shutdown()
+
+
+def _fit_ray(loop: Any, order: dict[str, Any], folder: Path) -> None:
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.train.v2.torch.torchft_config import TorchftConfig
+
+    more = {"torch_config": TorchftConfig({"min_replicas": 1}, backend="gloo")} if order["torchft"] else {}
+    trainer = (TorchTrainer if order["torch"] else DataParallelTrainer)(
+        loop,
+        **more,
+        train_loop_config=order["config"],
+        scaling_config=ScalingConfig(num_workers=_workers(order)),
+        run_config=RunConfig(
+            name="run",
+            storage_path=str(folder / "storage"),
+            failure_config=FailureConfig(max_failures=-1),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+        ),
+    )
+    called = time.monotonic()
+    trainer.fit()
+    _write(folder, called, [])
 
 
 def _write(folder: Path, called: float, history: list[Any]) -> None:

@@ -52,7 +52,7 @@ class Drive:
         config: What it is called with, besides ``folder``.
         workers: On how many workers.
         torch: Whether they are a torch process group.
-        nodes: Of a Ray cluster that Everstep runs on; 0: on this machine alone.
+        nodes: Of a Ray cluster with room for the workers and no more; 0: this machine alone.
         elastic: Half of the workers are enough.
         torchft: Whether each is a replica group over torchft.
     """
