@@ -187,7 +187,8 @@ class Driver:
         self._history.last_epoch = max(self._history.last_epoch, left.epoch)
         why_not = left.give_up_broken(self._slice_of)
         if why_not:
-            self._observer.say(f"workers of an earlier driver are ended: {why_not}")
+            what = "are ended" if left.broken() else "are missing"
+            self._observer.say(f"workers of an earlier driver {what}: {why_not}")
             await self._end_broken(left)
         self._left = None
         kept = left.kept_hosts()

@@ -40,8 +40,8 @@ REACHES: dict[Family, tuple[frozenset[Rung], str]] = {
         "alone it only delays the first start; after other faults it meets every rung",
     ),
     Family.RESERVE: (
-        frozenset({_WAIT, _FAIL, _GROW}),
-        "the same; wait: what the engine is still giving back; grow: a first start that was smaller",
+        frozenset({_GROUPS, _WAIT, _FAIL, _GROW}),
+        "the same; wait: what the engine is still giving back; groups, grow: a first start that was smaller",
     ),
     Family.PREEMPT: (frozenset(COLUMNS), "in place: workers that were killed first, and no other place"),
     Family.NOTICE: (frozenset(COLUMNS), "the same"),
@@ -51,7 +51,7 @@ REACHES: dict[Family, tuple[frozenset[Rung], str]] = {
         "training goes on; what is damaged is found by a restart for another cause",
     ),
     Family.DRIVER: (
-        frozenset({_WAIT, _GROW}),
+        frozenset({_GROUPS, _WAIT, _GROW}),
         "workers are adopted, or start afresh once the old slices are free: neither is a recovery",
     ),
     Family.DUPLICATE: (frozenset(), "what is stale is refused"),
