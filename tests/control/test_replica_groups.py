@@ -177,6 +177,8 @@ def test_groups_without_a_place_at_the_start_join_later_and_nobody_stops_for_the
         assert [a.rank for a in start.assignments] == list(range(n * per_slice, (n + 1) * per_slice))
         assert {(a.slice, a.slice_id) for a in start.assignments} == {(name, n)}
         assert {a.node_rank for a in start.assignments} == set(range(n * hosts, (n + 1) * hosts))
+        told = hands.last(c.GroupStarted)
+        assert (told.world_size, told.num_slices) == ((n + 1) * per_slice, n + 1), "those that train now"
         assert not hands.all(c.StopWorkers)
     assert (hands.brain.epoch, hands.brain.phase) == (1, Phase.RUNNING)
     assert spent(hands) == {}

@@ -209,6 +209,7 @@ class GroupStarted(Record, frozen=True, tag="started"):
     epoch: int
     generations: tuple[tuple[int, int], ...]
     world_size: int
+    """Workers that train now, these and others; replica groups that wait for a place are not among them."""
     num_slices: int
     rung: Rung
     reason: str

@@ -514,15 +514,16 @@ class Recovery:
                 return  # too few have a place, and all wait
 
     def _tell_start(self, restart: Restart, at: float) -> None:
-        first = restart.assignments[0]
+        away = {g for other in self._run.restarts for g in other.groups}
+        present = [g for g in self._run.groups.values() if g.number not in away and not g.nowhere]
         newest = self._run.checkpoints.newest
         self._run.do(
             c.GroupStarted(
                 at,
                 self._run.epoch,
                 self._generations(restart),
-                len(restart.assignments) if restart.full else first.world_size,
-                len(restart.slices) if restart.full else first.num_slices,
+                sum(len(group.ranks) for group in present),
+                len({name for group in present for name in group.slices()}),
                 restart.rung,
                 restart.reason,
                 newest.folder if newest else None,

@@ -43,7 +43,7 @@ from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
 from everstep.storage import checkpoints as store
-from everstep.topology.slices import HostId, HostView, SliceName, natural_key
+from everstep.topology.slices import HostId, HostView, natural_key
 
 _FLUSH_S = 0.2
 _LOOK_S = 2.0
@@ -95,7 +95,6 @@ class Driver:
         self._stopping = False
         self._journal_fails = False
         self._folder_gone = False
-        self._slice_of: dict[HostId, SliceName] = {}
         self._left: LeftBehind | None = None
         """While an earlier driver's agents tell what they have."""
         self._uncommitted: dict[str, float] = {}
@@ -185,7 +184,8 @@ class Driver:
             self._engine.claim(host)
         await left.wait(left.told, self._limits.heartbeat_timeout_s)
         self._history.last_epoch = max(self._history.last_epoch, left.epoch)
-        why_not = left.give_up_broken(self._slice_of)
+        views = self.controller.run.fleet.hosts.values()
+        why_not = left.give_up_broken({view.id: view.slice for view in views})
         if why_not:
             what = "are ended" if left.broken() else "are missing"
             self._observer.say(f"workers of an earlier driver {what}: {why_not}")
@@ -338,7 +338,6 @@ class Driver:
     # ------------------------------------------------------------------ the engine's words (Sink)
 
     def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
-        self._slice_of = {view.id: view.slice for view in hosts}
         self.emit(e.CapacityChanged(at=time.monotonic(), hosts=hosts))
 
     def on_reserved(self, reservation: int) -> None:
