@@ -97,7 +97,9 @@ def _everstep(work: Path, source: Path) -> dict[str, float]:
 
 def _save(source: Path, into: Path) -> dict[str, Any]:
     """What a worker and the driver do at a report: the worker its part, the driver the manifest."""
+    from everstep.control.events import CheckpointRef
     from everstep.storage import checkpoints, snapshots
+    from everstep.storage.asynchronous import ImmediateStore, complete
     from everstep.storage.store import open_store
 
     run = open_store(into)
@@ -106,7 +108,8 @@ def _save(source: Path, into: Path) -> dict[str, Any]:
     share = checkpoints.Share("checkpoint", 0, 1, 1)
     began = time.monotonic()
     part = checkpoints.upload_part(run, share, source)
-    manifest = checkpoints.commit(run, "checkpoint", 1, 1, [part.record])
+    ref = CheckpointRef("checkpoint", 1, 1)
+    manifest = complete(checkpoints.commit(ImmediateStore(run), ref, [part.record]))
     sync = time.monotonic() - began
     memory = _resident("VmHWM") - before
     assert len(manifest.files) == SHARDS, "a shard is missing"

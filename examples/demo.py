@@ -33,6 +33,7 @@ from everstep.control.commands import PhaseChanged, Recovered
 from everstep.control.failures import Kind
 from everstep.driver import journal
 from everstep.driver.display import cause_of, phases_of
+from everstep.driver.records import Opened
 from everstep.driver.registry import LiveWorker, hosts_of, live_runs
 from everstep.jax import JaxTrainer
 from everstep.testing import LocalCluster
@@ -241,9 +242,9 @@ def tell(run: Path) -> set[Kind]:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     console.print(what, where)
 
-    opened = next(record.at for record in records if isinstance(record, journal.Opened))
-    closed = next(record.at for record in records if isinstance(record, journal.Closed))
-    saved = sum(isinstance(record, journal.Committed) for record in records)
+    opened = next(record.at for record in records if isinstance(record, Opened))
+    closed = next(record.at for record in records if isinstance(record, records.Closed))
+    saved = sum(isinstance(record, records.Committed) for record in records)
     phases = [record for record in records if isinstance(record, PhaseChanged)]
     running = sum(
         after.at - before.at for before, after in itertools.pairwise(phases) if before.phase == "running"

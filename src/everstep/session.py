@@ -233,13 +233,10 @@ class Session:
         spec = self.spec
         if name is None:
             return store.folder_name(spec.epoch, index, self._group, spec.generation)
-        if not name or "/" in name or name.startswith("."):
-            raise ConfigError(
-                f"checkpoint_dir_name={name!r}",
-                "give it a plain folder name, without slashes or a leading dot",
-            )
-        owner = f"e{spec.epoch}" if self._group is None else f"e{spec.epoch}g{self._group}.{spec.generation}"
-        return store.claim_name(self._run, name, owner)
+        incarnation = (
+            f"e{spec.epoch}" if self._group is None else f"e{spec.epoch}g{self._group}.{spec.generation}"
+        )
+        return store.claim_name(self._run, name, incarnation, index, self._rank)
 
     def _wait_for_the_others(self, index: int) -> None:
         """A rank may be some checkpoints ahead of the others, not any number."""
@@ -297,7 +294,7 @@ class Session:
         if self.spec.checkpoint is None:
             return None
         options = self.spec.storage_options
-        manifest = store.read_manifest(self._run, self.spec.checkpoint)
+        manifest = store.manifest_of(self._run.child(self.spec.checkpoint))
         if manifest is not None and manifest.external:
             return Checkpoint(manifest.external, storage_options=options)
         return RestoredCheckpoint(self._run.address(self.spec.checkpoint), storage_options=options)

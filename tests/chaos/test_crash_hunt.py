@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from everstep.agent import kernel
-from everstep.driver.history import History
-from everstep.driver.journal import Scan
+from everstep.driver.history import read_history
 from everstep.driver.registry import hosts_of, live_runs
 from everstep.storage.restore import verify
 from everstep.storage.store import Store, open_store
@@ -41,12 +40,12 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str
 
 
 def committed_in(run: Store) -> set[str]:
-    return set(History.of(Scan(run).records()).checkpoints)
+    return set(read_history(run).checkpoints)
 
 
 def check(run: Store, rng: random.Random) -> set[str]:
     """Every committed checkpoint is there, and whole; returns their names."""
-    history = History.of(Scan(run).records())
+    history = read_history(run)
     committed = sorted(history.checkpoints)
     newest = history.newest
     # All of them would take too long after a while: the newest always, and some of the others.

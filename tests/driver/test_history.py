@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from everstep import CheckpointConfig
 from everstep.control.commands import PreemptionSeen
 from everstep.control.events import CheckpointRef, Notice
-from everstep.driver import journal
+from everstep.driver import records
 from everstep.driver.history import History, Kept, to_delete
 
 scores = st.lists(st.one_of(st.floats(), st.none()), max_size=12)
@@ -40,9 +40,9 @@ def test_retention_never_removes_the_newest_and_never_something_better_than_what
     assert all(worth(k) >= worth(g) for k in kept for g in gone)
 
 
-def opened(lease: int, at: float, wall: float) -> journal.Opened:
-    owner = journal.Owner(host="h", boot="b", pid=1, started=0)
-    return journal.Opened(1, lease, owner, at, wall, "0", "run", 1, 1, "", "", "n")
+def opened(lease: int, at: float, wall: float) -> records.Opened:
+    owner = records.Owner(host="h", boot="b", pid=1, started=0)
+    return records.Opened(1, lease, owner, at, wall, "0", "run", 1, 1, "", "", "n")
 
 
 def test_notices_are_kept_across_drivers_whose_clocks_differ_until_they_are_taken_back() -> None:

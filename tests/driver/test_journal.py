@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from everstep.driver import journal, lease
-from everstep.driver.history import read_history
-from everstep.driver.journal import Journal, Opened, Owner
+from everstep.driver import journal, lease, records
+from everstep.driver.clock import MachineClock
+from everstep.driver.history import History, read_history
+from everstep.driver.journal import Journal
+from everstep.driver.lease import Lease
+from everstep.driver.records import Opened, Owner
 from everstep.errors import FencedError, RunOwnedError, StorageError
-from everstep.storage.store import Store, open_store
+from everstep.storage.asynchronous import ImmediateStore, ThreadedStore, complete
+from everstep.storage.folder import FolderStore
+from everstep.storage.store import Limits, Store, open_store
 
 DEAD = Owner("elsewhere", "another boot", 1, 1)
 
 
-def opened(number: int, owner: Owner | None = None, nonce: str = "n") -> Opened:
-    return Opened(
-        journal.FORMAT, number, owner or journal.me(), 0.0, 0.0, "0", "run", 1, 1, "code", "config", nonce
-    )
+def opened(number: int, owner: Owner | None = None, nonce: str = "n", ttl_s: float = 0.05) -> Opened:
+    owner = owner or records.this_process()
+    return Opened(records.FORMAT, number, owner, 0.0, 0.0, "0", "run", 1, 1, "code", "config", nonce, ttl_s)
 
 
-def take(run: Store, ttl_s: float = 0.05, owner: Owner | None = None) -> Journal:
-    log, _ = lease.take(run, lambda n: opened(n, owner), ttl_s, lambda line: None)
-    return log
+def take(run: Store, ttl_s: float = 0.05, owner: Owner | None = None, **more: Any) -> Lease:
+    """A lease whose journal blocks, for tests without an event loop."""
+    say = more.pop("say", lambda line: None)
+    store = ImmediateStore(run)
+    taken = lease.take(store, lambda n: opened(n, owner, ttl_s=ttl_s), MachineClock(), say, **more)
+    found = asyncio.run(taken)
+    assert isinstance(found, Lease)
+    return found
+
+
+def flush(log: Journal) -> bool:
+    return complete(log.flush())
+
+
+def compact(log: Journal) -> None:
+    complete(log.compact())
+
+
+def scan(run: Store) -> journal.Scan:
+    return complete(journal.scan_journal(ImmediateStore(run.child(journal.FOLDER))))
 
 
 def write(log: Journal, count: int, epoch: int = 1, first: int = 1) -> None:
     for n in range(first, first + count):
         raw = msgspec.Raw(msgspec.msgpack.encode({"n": n}))
-        log.append(journal.Metrics(epoch, n, [raw]))
-        log.append(journal.Committed(0.0, f"c{epoch}-{n}", epoch, n, raw, None))
-        log.flush()
+        log.append(records.Metrics(epoch, n, [raw]))
+        log.append(records.Committed(0.0, f"c{epoch}-{n}", epoch, n, raw, None))
+        flush(log)
+
+
+def rows(run: Store) -> list[int]:
+    return [msgspec.msgpack.decode(row)["n"] for row in read_history(run).metrics]
 
 
 @pytest.fixture
@@ -42,147 +72,338 @@ def run(tmp_path: Path) -> Store:
 
 
 def test_what_is_written_is_read_back_in_order(run: Store) -> None:
-    write(take(run), 5)
+    write(take(run).journal, 5)
     history = read_history(run)
     assert history.lease == 1
     assert list(history.checkpoints) == [f"c1-{n}" for n in range(1, 6)]
-    assert [msgspec.msgpack.decode(row)["n"] for row in history.metrics] == [1, 2, 3, 4, 5]
+    assert rows(run) == [1, 2, 3, 4, 5]
 
 
-def test_an_object_cut_off_anywhere_reads_up_to_its_last_whole_record(run: Store, tmp_path: Path) -> None:
-    log = take(run)
-    for n in range(4):
-        log.append(journal.Deleted(0.0, f"f{n}"))
-    log.flush()
-    path = tmp_path / "run" / "journal" / journal.key_of(2)
-    whole = path.read_bytes()
-    counts = []
-    for size in range(len(whole) + 1):
-        path.write_bytes(whole[:size])
-        counts.append(sum(isinstance(r, journal.Deleted) for r in journal.read(run)))
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (0, 4)
+def test_what_is_appended_while_something_is_written_is_written_next(run: Store) -> None:
+    log = take(run).journal
+    done = threading.Event()
+
+    def keep_flushing() -> None:
+        while not done.is_set():
+            flush(log)
+        flush(log)
+
+    flusher = threading.Thread(target=keep_flushing)
+    flusher.start()
+    for n in range(20_000):
+        log.append(records.Deleted(0.0, str(n)))
+    done.set()
+    flusher.join()
+    assert [r.folder for r in journal.read(run) if isinstance(r, records.Deleted)] == [
+        str(n) for n in range(20_000)
+    ]
+
+
+# ---------------------------------------------------------------------- one owner
 
 
 def test_a_driver_that_was_replaced_collides_at_its_next_append_and_is_told_by_whom(run: Store) -> None:
-    old = take(run, owner=DEAD)
-    new = take(run)
-    old.append(journal.Deleted(0.0, "something"))
-    with pytest.raises(FencedError, match=str(journal.me())):
-        old.flush()
+    old = take(run, owner=DEAD).journal
+    new = take(run).journal
+    old.append(records.Deleted(0.0, "something"))
+    with pytest.raises(FencedError, match=str(records.this_process())):
+        flush(old)
     write(new, 1)
     with pytest.raises(FencedError):
-        old.flush()
-    assert not any(isinstance(r, journal.Deleted) for r in journal.read(run))
+        flush(old)
+    assert not any(isinstance(r, records.Deleted) for r in journal.read(run))
     assert read_history(run).lease == 2
 
 
+def test_a_driver_that_wakes_up_after_a_compaction_is_fenced_although_its_number_is_free(run: Store) -> None:
+    old = take(run, owner=DEAD).journal
+    new = take(run).journal
+    write(new, 10)
+    compact(new)
+    assert not run.exists(f"{journal.FOLDER}/{journal.key_of(2)}"), "its number is free"
+    old.append(records.Deleted(0.0, "c1-1"))
+    with pytest.raises(FencedError, match=str(records.this_process())):
+        flush(old)
+    write(new, 5, first=11)
+    compact(new)
+    history = read_history(run)
+    assert list(history.checkpoints) == [f"c1-{n}" for n in range(1, 16)]
+    assert scan(run).is_whole
+
+
+def test_a_newcomer_that_wakes_up_after_a_compaction_does_not_take_the_run(run: Store) -> None:
+    owner = take(run).journal
+
+    def meanwhile(_: Owner) -> bool:
+        if not owner.has_news:
+            write(owner, 10)
+            compact(owner)
+            owner.append(records.Renewed(0.0))
+        return True
+
+    found = take(run, owner=DEAD, is_gone=meanwhile)
+    assert found.number > 10
+    with pytest.raises(FencedError):
+        flush(owner)
+
+
 def test_a_silent_owner_elsewhere_is_waited_out_and_one_that_writes_keeps_its_run(run: Store) -> None:
-    old = take(run, owner=DEAD)
+    old = take(run, owner=DEAD).journal
     lines: list[str] = []
 
     def say(line: str) -> None:
         lines.append(line)
         if len(lines) == 1:
-            old.append(journal.Renewed(0.0))
-            old.flush()
+            old.append(records.Renewed(0.0))
+            flush(old)
 
     with pytest.raises(RunOwnedError, match="process 1 on elsewhere"):
-        lease.take(run, opened, 5.0, say)
+        take(run, 5.0, say=say)
     assert "process 1 on elsewhere" in lines[0]
     take(run)
-    assert read_history(run).lease == 2
+    assert read_history(run).lease == 3
+
+
+def test_an_owner_that_renews_seldom_is_waited_for_as_long_as_it_said(run: Store) -> None:
+    take(run, owner=DEAD, ttl_s=30.0)
+    said: list[str] = []
+
+    def is_gone(owner: Owner) -> bool:
+        return bool(said)
+
+    take(run, ttl_s=0.01, say=said.append, is_gone=is_gone)
+    assert "silent for 30 s more" in said[0]
 
 
 def test_an_owner_proven_dead_is_not_waited_for(run: Store) -> None:
-    here = journal.me()
-    take(run, owner=Owner(here.host, here.boot, here.pid, here.started - 1))
+    here = records.this_process()
+    take(run, owner=msgspec.structs.replace(here, started=here.started - 1))
     said: list[str] = []
-    lease.take(run, opened, 1000.0, said.append)
+    take(run, 1000.0, say=said.append)
     assert said == []
+
+
+def test_an_owner_in_another_pid_namespace_is_not_proven_dead(run: Store) -> None:
+    here = records.this_process()
+    assert not lease.is_dead(msgspec.structs.replace(here, pid=1 << 22, pid_namespace="pid:[1]"))
+    assert lease.is_dead(msgspec.structs.replace(here, pid=1 << 22))
 
 
 def test_of_many_that_want_a_run_at_once_each_gets_its_own_lease(run: Store) -> None:
     got: list[int] = []
 
     def contend(n: int) -> None:
-        _, history = lease.take(run, lambda number: opened(number, nonce=str(n)), 1.0, lambda line: None)
-        got.append(history.lease + 1)
+        store = ImmediateStore(run)
+        found = asyncio.run(
+            lease.take(store, lambda number: opened(number, nonce=str(n)), MachineClock(), lambda line: None)
+        )
+        assert isinstance(found, Lease)
+        got.append(found.number)
 
     threads = [threading.Thread(target=contend, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(got) == list(range(1, 9))
+    assert len(set(got)) == 8
+    assert read_history(run).lease == max(got)
+
+
+def test_a_run_that_finishes_while_it_is_waited_for_is_left_finished(run: Store) -> None:
+    owner = take(run, owner=DEAD).journal
+
+    def finish(_: Owner) -> bool:
+        if not read_history(run).outcome:
+            owner.append(records.Closed(0.0, "finished", "", None))
+            flush(owner)
+        return True
+
+    def is_over(history: History) -> bool:
+        return history.outcome == "finished"
+
+    store = ImmediateStore(run)
+    found = asyncio.run(
+        lease.take(store, opened, MachineClock(), lambda line: None, is_gone=finish, is_over=is_over)
+    )
+    assert isinstance(found, History)
+    assert read_history(run).outcome == "finished"
+
+
+# ---------------------------------------------------------------------- compaction
 
 
 def test_compaction_forgets_nothing_however_often_and_wherever_it_is_cut_off(run: Store) -> None:
-    log = take(run)
+    log = take(run).journal
     for n in range(40):
         write(log, 3, epoch=1, first=3 * n + 1)
-        log.compact()
+        compact(log)
     write(log, 2, epoch=1, first=121)
-    history = read_history(run)
-    assert [msgspec.msgpack.decode(row)["n"] for row in history.metrics] == list(range(1, 123))
+    assert rows(run) == list(range(1, 123))
     names = [f.path for f in run.child(journal.FOLDER).list()]
-    assert len(names) < 45, "old objects are gone"
+    assert len(names) < 15, "old objects are gone"
     # Cut off after the snapshot and before the old objects went: they are still there, and count once.
     store = run.child(journal.FOLDER)
-    scan = journal.Scan(run)
-    store.create(journal.key_of(scan.next), journal.encode(journal.Deleted(0.0, "c1-1")))
-    log = Journal(store, scan.next + 1, scan.first, scan.archives)
     kept = {f.path: store.read(f.path) for f in store.list() if f.path.isdigit()}
-    log.compact()
+    log.append(records.Deleted(0.0, "c1-1"))
+    compact(log)
     for name, data in kept.items():
         store.create(name, data or b"")
-    again = read_history(run)
-    assert len(again.metrics) == 122
-    assert "c1-1" not in again.checkpoints
+    assert len(rows(run)) == 122
+    assert "c1-1" not in read_history(run).checkpoints
 
 
-def test_who_reads_while_it_is_compacted_sees_all_of_it(run: Store) -> None:
-    log = take(run)
+def test_records_of_a_compaction_whose_snapshot_fails_are_there_once(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = take(run).journal
+    write(log, 5)
+    monkeypatch.setattr(journal, "_PAUSE_S", 0.0)
+    refuse_once(log, monkeypatch, lambda key: key.isdigit(), written=False)
+    store = ThreadedStore(run.child(journal.FOLDER), Limits())
+    log._store = store
+    asyncio.run(log.compact())
+    log._store = ImmediateStore(run.child(journal.FOLDER))
+    write(log, 5, first=6)
+    compact(log)
+    assert rows(run) == list(range(1, 11))
+
+
+def test_a_journal_that_is_read_while_it_is_compacted_is_whole(run: Store) -> None:
+    log = take(run).journal
     write(log, 5)
     done = threading.Event()
 
     def keep_writing() -> None:
         for n in range(1, 60):
             write(log, 5, first=5 * n + 1)
-            log.compact()
+            compact(log)
         done.set()
 
     writer = threading.Thread(target=keep_writing, daemon=True)
     writer.start()
     seen = 0
     while not done.is_set():
-        history = read_history(run)
-        rows = [msgspec.msgpack.decode(row)["n"] for row in history.metrics]
-        assert rows == list(range(1, len(rows) + 1))
-        assert len(rows) >= seen
-        seen = len(rows)
+        found = scan(run)
+        history = History.of(found.records())
+        assert found.is_whole
+        read = [msgspec.msgpack.decode(row)["n"] for row in history.metrics]
+        assert read == list(range(1, len(read) + 1))
+        assert len(read) >= seen
+        seen = len(read)
     writer.join()
-    assert len(read_history(run).metrics) == 300
+    assert len(rows(run)) == 300
+
+
+def test_large_batches_and_archives_are_cut_so_that_a_slow_store_can_take_them(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "MOST_BYTES", 1000)
+    monkeypatch.setattr(journal, "MOST_ARCHIVED", 5000)
+    log = take(run).journal
+    for n in range(500):
+        log.append(records.Deleted(0.0, f"folder-{n}"))
+        if n % 100 == 99:
+            flush(log)
+            compact(log)
+    sizes = [f.size for f in run.child(journal.FOLDER).list()]
+    assert max(sizes) <= 8000
+    assert sum(isinstance(r, records.Deleted) for r in journal.read(run)) == 500
+
+
+# ---------------------------------------------------------------------- storage that fails
+
+
+def refuse_once(
+    log: Journal, monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool], *, written: bool
+) -> None:
+    real = FolderStore.create
+
+    def fails_once(self: FolderStore, key: str, data: bytes) -> bool:
+        if not which(key):
+            return real(self, key, data)
+        monkeypatch.setattr(FolderStore, "create", real)
+        if written:
+            real(self, key, data)
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(FolderStore, "create", fails_once)
 
 
 @pytest.mark.parametrize("written", [True, False])
 def test_what_storage_refused_is_written_the_next_time_also_if_it_was_written_after_all(
     run: Store, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = take(run)
-    store = log._store
-    real = type(store).create
-
-    def fails_once(self: Store, key: str, data: bytes) -> bool:
-        monkeypatch.setattr(type(store), "create", real)
-        if written:
-            real(store, key, data)  # type: ignore[arg-type]
-        raise StorageError("no answer")
-
-    monkeypatch.setattr(type(store), "create", fails_once)
-    log.append(journal.Deleted(0.0, "one"))
+    log = take(run).journal
+    refuse_once(log, monkeypatch, str.isdigit, written=written)
+    log.append(records.Deleted(0.0, "one"))
     with pytest.raises(StorageError, match="no answer"):
-        log.flush()
-    log.append(journal.Deleted(0.0, "two"))
-    assert log.flush()
-    assert [r.folder for r in journal.read(run) if isinstance(r, journal.Deleted)] == ["one", "two"]
+        flush(log)
+    log.append(records.Deleted(0.0, "two"))
+    assert flush(log)
+    assert [r.folder for r in journal.read(run) if isinstance(r, records.Deleted)] == ["one", "two"]
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def corrupt(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("how", [corrupt, Path.unlink, lambda path: os.truncate(path, 30)])
+def test_damage_is_named_and_costs_no_more_than_what_it_hit(
+    run: Store, tmp_path: Path, how: Callable[[Path], None], compacted: bool
+) -> None:
+    log = take(run).journal
+    write(log, 10)
+    if compacted:
+        compact(log)
+        write(log, 3, first=11)
+    folder = tmp_path / "run" / "journal"
+    hit = min(folder.glob("archive-*")) if compacted else folder / journal.key_of(6)
+    how(hit)
+    found = scan(run)
+    assert [hit.name in damage for damage in found.damage] == [True]
+    left = set(History.of(found.records()).checkpoints)
+    unhurt = {11, 12, 13} if compacted else {*range(1, 11)} - {5}
+    assert {f"c1-{n}" for n in unhurt} <= left
+    assert found.next == (16 if compacted else 12)
+    assert take(run).number == found.next
+
+
+def test_compaction_deletes_nothing_on_the_word_of_a_damaged_object(run: Store, tmp_path: Path) -> None:
+    log = take(run).journal
+    write(log, 10)
+    corrupt(tmp_path / "run" / "journal" / journal.key_of(6))
+    before = run.list()
+    with pytest.raises(StorageError, match=journal.key_of(6)):
+        compact(log)
+    assert run.list() == before
+
+
+def test_a_journal_that_was_removed_gets_a_new_beginning(run: Store, tmp_path: Path) -> None:
+    taken = take(run)
+    log, history = taken.journal, taken.history
+    write(log, 10)
+    for record in journal.read(run):
+        if isinstance(record, records.Metrics | records.Committed):
+            history.apply(record)
+    shutil.rmtree(tmp_path / "run")
+    log.append(records.Renewed(0.0))
+    with pytest.raises(journal.JournalRemovedError):
+        flush(log)
+    complete(log.start_anew(history.as_records()))
+    write(log, 3, first=11)
+    assert scan(run).is_whole
+    assert rows(run) == list(range(1, 14))
+    assert list(read_history(run).checkpoints) == [f"c1-{n}" for n in range(1, 14)]
+
+
+def test_a_journal_of_a_newer_version_is_refused(run: Store) -> None:
+    record = msgspec.structs.replace(opened(1), format=records.FORMAT + 1)
+    run.create(f"{journal.FOLDER}/{journal.key_of(1)}", records.encode(record))
+    with pytest.raises(StorageError, match="newer Everstep"):
+        take(run)

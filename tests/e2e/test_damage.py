@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, TrainingFailedError, report
-from everstep.driver import journal
+from everstep.driver import journal, records
 
 
 def three_checkpoints(config: dict[str, Any]) -> int:
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_named_at_the_next_start_and_the_checkpoint_before_is_
     said = capfd.readouterr().err
     assert "checkpoint_0001_000003 is damaged" in said
     assert ("manifest" if how == "without manifest" else "step") in said
-    assert sum(isinstance(r, journal.Damaged) for r in journal.read(tmp_path / "run")) == 1
+    assert sum(isinstance(r, records.Damaged) for r in journal.read(tmp_path / "run")) == 1
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated", "corrupted"])

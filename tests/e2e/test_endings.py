@@ -19,7 +19,7 @@ from everstep import (
     report,
 )
 from everstep.control.commands import GroupStarted, RecoveryDecided
-from everstep.driver import journal
+from everstep.driver import journal, records
 from processes import alive, wait_for
 
 from .test_take_over import rows, start, stepped
@@ -70,7 +70,7 @@ def test_a_frozen_driver_that_was_taken_over_changes_nothing_when_it_wakes(tmp_p
     first.send_signal(signal.SIGSTOP)
     second = start(tmp_path, name, lease_ttl_s=1.0)
     run = tmp_path / "runs" / name
-    wait_for(lambda: any(isinstance(r, journal.TakenOver) for r in journal.read(run)), "the take-over", 60)
+    wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over", 60)
     first.send_signal(signal.SIGCONT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode == 1

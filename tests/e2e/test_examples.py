@@ -13,7 +13,7 @@ import pytest
 
 from everstep import Result
 from everstep.control.commands import Recovered, RecoveryDecided
-from everstep.driver import journal
+from everstep.driver import journal, records
 from everstep.driver.registry import live_runs
 from processes import wait_for
 
@@ -31,7 +31,7 @@ def run(script: str, *arguments: str, home: Path) -> subprocess.Popen[str]:
 
 
 def committed(folder: Path) -> int:
-    return sum(isinstance(record, journal.Committed) for record in journal.read(folder))
+    return sum(isinstance(record, records.Committed) for record in journal.read(folder))
 
 
 def test_the_entrypoint_script_survives_its_workers_and_resumes_after_its_own_death(tmp_path: Path) -> None:

@@ -240,7 +240,36 @@ def test_a_checkpoint_dir_name_used_again_by_a_rewound_run_gets_a_suffix(tmp_pat
 
     result = fit(function, tmp_path, workers=2, failure_config=everstep.FailureConfig(max_failures=1))
     names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
-    assert names == ["epoch=1", "epoch=1.e2"]
+    assert names == ["epoch=1", "epoch=1.e2.1"]
+
+
+def test_a_checkpoint_dir_name_used_twice_in_one_attempt_names_two_checkpoints(tmp_path: Path) -> None:
+    def function() -> None:
+        for text in ("first", "second"):
+            report({"x": text}, checkpoint=save(text), checkpoint_dir_name="best")
+
+    result = fit(function, tmp_path, workers=2)
+    found = [(Path(c.path).name, (Path(c.path) / "weights").read_text()) for c, _ in result.best_checkpoints]
+    assert found == [("best", "first"), ("best.e1.2", "second")]
+
+
+@pytest.mark.parametrize("name", ["journal", "logs", "requests"])
+def test_a_checkpoint_dir_name_that_everstep_uses_itself_is_refused(tmp_path: Path, name: str) -> None:
+    def function() -> None:
+        report({}, checkpoint=save("x"), checkpoint_dir_name=name)
+
+    with pytest.raises(TrainingFailedError, match=f"checkpoint_dir_name='{name}'.*uses itself"):
+        fit(function, tmp_path, workers=1)
+
+
+def test_ranks_that_name_one_checkpoint_differently_are_told(tmp_path: Path) -> None:
+    def function() -> None:
+        rank = get_context().get_world_rank()
+        report({}, checkpoint=save("x"), checkpoint_dir_name=f"rank-{rank}")
+        everstep.collective.barrier()
+
+    with pytest.raises(TrainingFailedError, match="at another rank, in report 1.*same name at all ranks"):
+        fit(function, tmp_path, workers=2)
 
 
 def test_callbacks_see_every_ranks_report_and_one_that_raises_ends_nothing(tmp_path: Path) -> None:

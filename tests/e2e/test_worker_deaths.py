@@ -15,7 +15,7 @@ import pytest
 
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, WorkerGroupError
 from everstep.control.commands import GroupStarted, Recovered, RecoveryDecided
-from everstep.driver import journal
+from everstep.driver import journal, records
 from everstep.jax import JaxTrainer
 from everstep.testing import LocalCluster
 from everstep.torch import TorchTrainer
@@ -114,7 +114,7 @@ def check_resumed_from_newest(tmp_path: Path, result: Result) -> None:
                 starts.setdefault(row["epoch"], set()).add(row["step"])
     newest_before: dict[int, int] = {}
     for record in journal.read(Path(result.path)):
-        if isinstance(record, journal.Committed):
+        if isinstance(record, records.Committed):
             import msgspec
 
             committed = msgspec.msgpack.decode(record.metrics)["step"]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.errors import ConfigError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
 from everstep.storage.checkpoints import Manifest, Share
 from everstep.storage.store import FileRecord, Store, open_store
+from storage import blocking
 
 Bring = Callable[..., bytes]
 
@@ -32,9 +33,9 @@ def bring(tmp_path: Path, store: Store) -> Bring:
 
 def test_a_checkpoint_exists_once_its_manifest_does(store: Store, bring: Bring) -> None:
     parts = [bring(0, a="one"), bring(1, b="two")]
-    assert checkpoints.read_manifest(store, "c") is None
-    checkpoints.commit(store, "c", 1, 1, parts)
-    manifest = checkpoints.read_manifest(store, "c")
+    assert blocking.read_manifest(store, "c") is None
+    blocking.commit(store, "c", 1, 1, parts)
+    manifest = blocking.read_manifest(store, "c")
     assert manifest is not None
     assert [(f.path, f.size) for f in manifest.files] == [("a", 3), ("b", 3)]
     assert manifest.ranks == [0, 1]
@@ -42,25 +43,24 @@ def test_a_checkpoint_exists_once_its_manifest_does(store: Store, bring: Bring) 
 
 def test_committing_twice_from_the_same_parts_is_once(store: Store, bring: Bring) -> None:
     parts = [bring(0, a="one"), bring(1, b="two")]
-    assert checkpoints.commit(store, "c", 1, 1, parts) == checkpoints.commit(store, "c", 1, 1, parts[::-1])
+    assert blocking.commit(store, "c", 1, 1, parts) == blocking.commit(store, "c", 1, 1, parts[::-1])
     with pytest.raises(StorageError, match="committed by somebody else"):
-        checkpoints.commit(store, "c", 2, 1, parts)
+        blocking.commit(store, "c", 2, 1, parts)
 
 
 def test_a_later_driver_can_commit_from_what_is_in_storage(store: Store, bring: Bring) -> None:
     told = [bring(0, a="one"), bring(1, b="two")]
-    found = checkpoints.read_parts(store, "c")
-    assert [found[rank].record for rank in sorted(found)] == told
-    assert {(part.index, part.folder) for part in found.values()} == {(1, "c")}
-    later = checkpoints.commit(store, "c", 1, 1, [part.record for part in found.values()])
-    assert later == checkpoints.commit(store, "c", 1, 1, told)
+    found = blocking.read_parts(store, "c")
+    assert found == told
+    later = blocking.commit(store, "c", 1, 1, found)
+    assert later == blocking.commit(store, "c", 1, 1, told)
 
 
 def test_a_file_that_two_ranks_bring_is_one_of_theirs_and_its_digest_is_right(
     store: Store, bring: Bring
 ) -> None:
     parts = [bring(0, a="mine"), bring(1, a="yours")]
-    manifest = checkpoints.commit(store, "c", 1, 1, parts)
+    manifest = blocking.commit(store, "c", 1, 1, parts)
     assert manifest.files == [store.child("c").digest("a")]
     assert store.read("c/a") == b"mine"
 
@@ -75,11 +75,28 @@ def test_a_rank_can_not_bring_two_different_parts_of_one_checkpoint(store: Store
         bring(0, a="again")
 
 
-def test_the_first_incarnation_gets_the_name_and_later_ones_a_suffix(store: Store) -> None:
-    assert checkpoints.claim_name(store, "best", "e1") == "best"
-    assert checkpoints.claim_name(store, "best", "e1") == "best"
-    assert checkpoints.claim_name(store, "best", "e2") == "best.e2"
-    assert checkpoints.claim_name(store, "best", "e2") == "best.e2"
+def test_the_first_report_gets_the_name_and_later_ones_a_suffix(store: Store) -> None:
+    def claim(incarnation: str, index: int, rank: int) -> str:
+        return checkpoints.claim_name(store, "best", incarnation, index, rank)
+
+    assert {claim("e1", 3, rank) for rank in range(2)} == {"best"}
+    assert {claim("e1", 7, rank) for rank in range(2)} == {"best.e1.7"}
+    assert {claim("e2", 3, rank) for rank in range(2)} == {"best.e2.3"}
+
+
+def test_ranks_that_give_one_report_different_names_are_told(store: Store) -> None:
+    checkpoints.claim_name(store, "a", "e1", 3, 0)
+    with pytest.raises(ConfigError, match="checkpoint_dir_name='b' at rank 1, and 'a' at another rank"):
+        checkpoints.claim_name(store, "b", "e1", 3, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["journal", "logs", "requests", "checkpoint_0001_000001", ".names", "", "a/b", "x\n"]
+)
+def test_a_name_that_can_not_be_a_checkpoints_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(ConfigError, match="checkpoint_dir_name"):
+        checkpoints.claim_name(store, name, "e1", 1, 0)
+    assert not store.list()
 
 
 def test_a_restored_checkpoint_that_is_reported_again_does_not_bring_its_old_manifest(
@@ -90,10 +107,10 @@ def test_a_restored_checkpoint_that_is_reported_again_does_not_bring_its_old_man
     source.mkdir()
     (source / "a").write_text("one")
     part = checkpoints.upload_part(run, Share("first", 0, 1, 1), source)
-    checkpoints.commit(run, "first", 1, 1, [part.record])
+    blocking.commit(run, "first", 1, 1, [part.record])
     part = checkpoints.upload_part(run, Share("second", 0, 1, 2), tmp_path / "run" / "first")
-    assert checkpoints.read_manifest(run, "second") is None
-    manifest = checkpoints.commit(run, "second", 1, 2, [part.record])
+    assert blocking.read_manifest(run, "second") is None
+    manifest = blocking.commit(run, "second", 1, 2, [part.record])
     assert [file.path for file in manifest.files] == ["a"]
 
 
@@ -108,7 +125,7 @@ def test_folders_and_links_in_a_checkpoint_are_followed(tmp_path: Path) -> None:
     (elsewhere / "up").symlink_to(elsewhere)
     run = open_store(tmp_path / "run")
     part = checkpoints.upload_part(run, Share("c", 0, 1, 1), source)
-    manifest = checkpoints.commit(run, "c", 1, 1, [part.record])
+    manifest = blocking.commit(run, "c", 1, 1, [part.record])
     assert [file.path for file in manifest.files] == ["deep/er/f", "file", "linked/g"]
 
 
@@ -119,52 +136,58 @@ def test_what_others_uploaded_is_listed_with_sizes_and_never_deleted(store: Stor
     parts = [checkpoints.note_external(store, Share("c", 0, 1, 1), str(theirs)).record]
     (theirs / "d" / "shard").write_text("1234567")
     parts.append(checkpoints.note_external(store, Share("c", 1, 1, 1), str(theirs)).record)
-    manifest = checkpoints.commit(store, "c", 1, 1, parts)
+    manifest = blocking.commit(store, "c", 1, 1, parts)
     assert manifest.external == str(theirs)
     assert manifest.files == [FileRecord("d/shard", 7, "")]
-    checkpoints.discard(store, "c")
+    blocking.discard(store, "c")
     assert (theirs / "d" / "shard").exists()
 
 
 def test_an_external_place_that_can_not_be_listed_is_only_noted(store: Store) -> None:
     part = checkpoints.note_external(store, Share("c", 0, 1, 1), "hdfs://cluster/x")
-    manifest = checkpoints.commit(store, "c", 1, 1, [part.record])
+    manifest = blocking.commit(store, "c", 1, 1, [part.record])
     assert (manifest.external, manifest.files) == ("hdfs://cluster/x", [])
 
 
 def test_discarding_takes_the_manifest_first(
     store: Store, bring: Bring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints.commit(store, "c", 1, 1, [bring(0, a="one")])
+    blocking.commit(store, "c", 1, 1, [bring(0, a="one")])
 
     def broken(self: Store, prefix: str) -> None:
         raise StorageError("half-way")
 
     monkeypatch.setattr(type(store), "clear", broken)
     with pytest.raises(StorageError, match="half-way"):
-        checkpoints.discard(store, "c")
+        blocking.discard(store, "c")
     monkeypatch.undo()
-    assert checkpoints.read_manifest(store, "c") is None
+    assert blocking.read_manifest(store, "c") is None
     assert store.exists("c/a")
-    checkpoints.discard(store, "c")
-    checkpoints.discard(store, "c")
+    blocking.discard(store, "c")
+    blocking.discard(store, "c")
     assert list(store.list("c")) == []
 
 
-def test_garbage_is_what_nobody_can_commit_any_more_and_nothing_of_the_users(
-    store: Store, bring: Bring
-) -> None:
-    kept, open_, lost = (checkpoints.folder_name(1, k, None, 0) for k in (1, 2, 3))
-    group = checkpoints.folder_name(2, 1, 3, 1)
-    for name, owner in [("best", "e1"), ("best", "e2"), ("last", "e1")]:
-        folder = checkpoints.claim_name(store, name, owner)
+def test_the_folders_of_checkpoints_are_told_from_everything_else(store: Store, bring: Bring) -> None:
+    ours = [checkpoints.folder_name(1, 1, None, 0), checkpoints.folder_name(2, 1, 3, 1)]
+    for name, incarnation in [("best", "e1"), ("best", "e2"), ("last", "e1")]:
+        folder = checkpoints.claim_name(store, name, incarnation, len(ours), 0)
+        ours.append(folder)
         store.create(f"{folder}/weights", b"")
-    for folder in (kept, open_, lost, group):
+    for folder in ours[:2]:
         bring(0, folder, a="x")
-    for theirs in ("logs/x", "journal/1", "mine/notes", "best.png", "checkpoint_old/x"):
+    for theirs in ("logs/x", "journal/1", "requests/stop-1", "mine/notes", "best.png", "checkpoint_old/x"):
         store.create(theirs, b"")
-    assert checkpoints.list_folders(store) == sorted([kept, open_, lost, group, "best", "best.e2", "last"])
-    assert checkpoints.garbage(store, [kept, "best.e2"], [open_]) == sorted([lost, group, "best", "last"])
+    assert blocking.list_folders(store) == sorted(ours)
+
+
+def test_an_entry_that_is_dropped_from_a_manifest_is_noticed(store: Store, bring: Bring) -> None:
+    blocking.commit(store, "c", 1, 1, [bring(0, a="one", b="two")])
+    data = json.loads(store.read("c/.manifest.json") or b"")
+    del data["files"][1]
+    store.replace("c/.manifest.json", json.dumps(data).encode())
+    with pytest.raises(DamagedCheckpointError, match="was changed after it was written"):
+        blocking.read_manifest(store, "c")
 
 
 # ---------------------------------------------------------------------- formats
@@ -181,27 +204,26 @@ MANIFEST_1 = {
 
 def test_parts_and_manifests_of_format_1_are_read(store: Store) -> None:
     store.create("c/.parts/rank-00003.json", json.dumps(PART_1).encode())
-    parts = checkpoints.read_parts(store, "c")
-    assert list(parts) == [3]
-    committed = checkpoints.commit(store, "c", 2, 7, [parts[3].record])
+    committed = blocking.commit(store, "c", 2, 7, blocking.read_parts(store, "c"))
+    assert committed.ranks == [3]
     assert committed.files == [FileRecord("a", 1, "ca978112")]
     store.create("old/.manifest.json", json.dumps(MANIFEST_1).encode())
-    assert checkpoints.read_manifest(store, "old") == Manifest(1, 2, 7, committed.files)
+    assert blocking.read_manifest(store, "old") == Manifest(1, 2, 7, committed.files)
 
 
 def test_what_format_1_committed_is_committed(store: Store) -> None:
     store.create("c/.manifest.json", json.dumps(MANIFEST_1).encode())
-    assert checkpoints.commit(store, "c", 2, 7, [json.dumps(PART_1).encode()]).index == 7
+    assert blocking.commit(store, "c", 2, 7, [json.dumps(PART_1).encode()]).index == 7
 
 
 def test_a_newer_format_is_refused_with_the_remedy(store: Store) -> None:
     newer = {**MANIFEST_1, "format": checkpoints.FORMAT + 1, "unheard": "of"}
     store.create("c/.manifest.json", json.dumps(newer).encode())
     with pytest.raises(StorageError, match="newer Everstep.*Upgrade"):
-        checkpoints.read_manifest(store, "c")
+        blocking.read_manifest(store, "c")
 
 
 def test_a_manifest_that_is_cut_off_is_damage(store: Store) -> None:
     store.create("c/.manifest.json", json.dumps(MANIFEST_1).encode()[:-10])
     with pytest.raises(DamagedCheckpointError, match=r"c is damaged: \.manifest\.json can't be read"):
-        checkpoints.read_manifest(store, "c")
+        blocking.read_manifest(store, "c")

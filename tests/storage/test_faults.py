@@ -14,6 +14,7 @@ from everstep.storage import checkpoints, restore
 from everstep.storage.bucket import PIECE
 from everstep.storage.retry import LONGEST_PAUSE_S, attempts
 from everstep.storage.store import Limits, Store, open_store, probe
+from storage import blocking
 from storage.faults import Fault, FaultyProxy
 from storage.server import S3Server
 
@@ -95,7 +96,7 @@ def test_checkpoints_are_whole_where_one_request_in_ten_fails(
                 (source / f"small-{rank}-{small}").write_text(f"{step} {small}")
             share = checkpoints.Share(folder, rank, 1, step)
             parts.append(checkpoints.upload_part(faulty, share, source).record)
-        checkpoints.commit(faulty, folder, 1, step, parts)
+        blocking.commit(faulty, folder, 1, step, parts)
         place = restore.fetch(faulty.child(folder), tmp_path / "cache")
         assert (place / "small-1-4").read_text() == f"{step} 4"
         assert (place / "shard-0").read_bytes() == (
@@ -134,9 +135,9 @@ def test_the_next_checkpoint_is_saved_once_storage_is_back(
         checkpoints.upload_part(faulty, checkpoints.Share("c1", 0, 1, 1), source)
     proxy.always(None)
     part = checkpoints.upload_part(faulty, checkpoints.Share("c2", 0, 1, 2), source)
-    checkpoints.commit(faulty, "c2", 1, 2, [part.record])
+    blocking.commit(faulty, "c2", 1, 2, [part.record])
     assert restore.verify(faulty.child("c2")).index == 2
-    assert checkpoints.read_manifest(faulty, "c1") is None
+    assert blocking.read_manifest(faulty, "c1") is None
 
 
 def test_credentials_that_are_refused_are_not_tried_again(faulty: Store, proxy: FaultyProxy) -> None:

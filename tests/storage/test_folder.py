@@ -14,6 +14,7 @@ import pytest
 from everstep.errors import StorageAccessError, StorageError
 from everstep.storage import checkpoints, folder as folders
 from everstep.storage.store import open_store, probe
+from storage import blocking
 
 
 @pytest.fixture(params=["unnamed drafts", "named drafts"])
@@ -107,13 +108,13 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_that_fits_is_saved(
 
     assert upload("fits", 1 << 20) == "done\n"
     run = open_store(place / "run")
-    checkpoints.commit(run, "fits", 1, 1, [checkpoints.read_parts(run, "fits")[0].record])
+    blocking.commit(run, "fits", 1, 1, blocking.read_parts(run, "fits"))
     said = upload("too-big", 8 << 20)
     assert "no space left" in said
     assert "keep fewer checkpoints" in said
-    assert checkpoints.read_parts(run, "too-big") == {}
+    assert blocking.read_parts(run, "too-big") == []
     assert list(run.list("too-big")) == []
-    assert checkpoints.read_manifest(run, "fits") is not None
+    assert blocking.read_manifest(run, "fits") is not None
     assert upload("fits-too", 1 << 20) == "done\n"
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import StorageError
-from everstep.storage import checkpoints, restore, snapshots
+from everstep.storage import restore, snapshots
 from everstep.storage.bucket import PIECE
 from everstep.storage.store import Store, open_store
+from storage import blocking
 from storage.server import S3Server
 
 _UPLOADS = """
@@ -31,7 +32,7 @@ for index in range(1, 1000):
     share = checkpoints.Share(folder, 0, 1, index)
     job = snapshots.take(spool, address, share, source, keep=True)
     part = snapshots.finish(job, run)
-    checkpoints.commit(run, folder, 1, index, [part.record])
+    blocking.commit(run, folder, 1, index, [part.record])
     snapshots.forget(job)
     print(index, flush=True)
 """
@@ -74,8 +75,8 @@ def test_a_killed_upload_leaves_a_whole_checkpoint_or_none(
 def _check(run: Store, told: list[int], cache: Path) -> None:
     """What was committed is whole; what isn't, isn't there."""
     whole = 0
-    for folder in checkpoints.list_folders(run):
-        manifest = checkpoints.read_manifest(run, folder)
+    for folder in blocking.list_folders(run):
+        manifest = blocking.read_manifest(run, folder)
         if manifest is None:
             with pytest.raises(StorageError):
                 restore.fetch(run.child(folder), cache)
@@ -91,11 +92,11 @@ def _take_over(run: Store, spool: Path, said: int) -> None:
     for job in snapshots.pending(spool):
         what = snapshots.read(job)
         part = snapshots.finish(job, run)
-        checkpoints.commit(run, what.share.folder, 1, what.share.index, [part.record])
+        blocking.commit(run, what.share.folder, 1, what.share.index, [part.record])
         restore.verify(run.child(what.share.folder))
         snapshots.forget(job)
-    committed = [f for f in checkpoints.list_folders(run) if checkpoints.read_manifest(run, f) is not None]
-    for folder in checkpoints.garbage(run, committed):
-        checkpoints.discard(run, folder)
-    assert checkpoints.list_folders(run) == committed
+    committed = [f for f in blocking.list_folders(run) if blocking.read_manifest(run, f) is not None]
+    for folder in {*blocking.list_folders(run)} - {*committed}:
+        blocking.discard(run, folder)
+    assert blocking.list_folders(run) == committed
     assert len(committed) >= said

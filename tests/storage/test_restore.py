@@ -17,6 +17,7 @@ from everstep.storage import checkpoints, restore
 from everstep.storage.bucket import PIECE
 from everstep.storage.store import Store, open_store
 from processes import wait_for
+from storage import blocking
 from storage.faults import Fault, FaultyProxy, Request
 from storage.server import S3Server
 
@@ -30,7 +31,7 @@ def save(run: Store, tmp_path: Path, folder: str = "c", files: dict[str, bytes] 
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(contents)
     part = checkpoints.upload_part(run, checkpoints.Share(folder, 0, 1, 1), source)
-    checkpoints.commit(run, folder, 1, 1, [part.record])
+    blocking.commit(run, folder, 1, 1, [part.record])
     return run.child(folder)
 
 

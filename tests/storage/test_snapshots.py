@@ -13,6 +13,7 @@ import pytest
 from everstep.errors import StorageError
 from everstep.storage import checkpoints, restore, snapshots
 from everstep.storage.store import Store, open_store
+from storage import blocking
 
 SHARE = checkpoints.Share("c", 3, 1, 7)
 
@@ -31,7 +32,7 @@ def test_a_snapshot_needs_its_source_no_more(store: Store, tmp_path: Path, sourc
     assert not source.exists()
     part = snapshots.finish(job, store)
     assert (part.index, part.folder) == (7, "c")
-    checkpoints.commit(store, "c", 1, 7, [part.record])
+    blocking.commit(store, "c", 1, 7, [part.record])
     assert restore.verify(store.child("c")).ranks == [3]
     snapshots.forget(job)
     snapshots.forget(job)
@@ -59,7 +60,7 @@ def test_a_file_that_was_written_over_in_place_is_not_uploaded_as_the_old_one(
         file.write(b"3")
     with pytest.raises(StorageError, match="weights was written over.*new folder"):
         snapshots.finish(job, store)
-    assert checkpoints.read_parts(store, "c") == {}
+    assert blocking.read_parts(store, "c") == []
 
 
 def test_on_another_disk_the_files_are_pinned_beside_their_source(
@@ -123,7 +124,7 @@ def test_a_report_that_returned_survives_its_workers_sigkill(
     (job,) = snapshots.pending(spool)
     assert snapshots.read(job).run == store.address()
     part = snapshots.finish(job, store)
-    checkpoints.commit(store, "c", 1, 7, [part.record])
+    blocking.commit(store, "c", 1, 7, [part.record])
     assert [file.path for file in restore.verify(store.child("c")).files] == ["sub/more", "weights"]
 
 

@@ -10,13 +10,12 @@ import click
 
 if TYPE_CHECKING:
     from everstep.driver.history import History
-    from everstep.driver.journal import AnyRecord
+    from everstep.driver.records import AnyRecord
     from everstep.storage.store import Store
 
 _POLL_S = 0.5
 _SHOWN = 5
 """So many of a run's checkpoints are shown, the newest."""
-_TRIES = 20
 
 
 class _Command(click.Command):
@@ -37,76 +36,34 @@ class _Command(click.Command):
 class Tail:
     """A journal, read on and on while its driver writes it and puts old objects together.
 
-    Compaction keeps the order and the number of records, and adds one at the end. So where the next object
-    was put away before we read it, everything is read again, and as many as we had are skipped.
+    Compaction keeps the order of records, and only adds to their number. So where the next object was put
+    away before we read it, everything is read again, and as many as we had are skipped.
     """
 
     def __init__(self, run: Store) -> None:
         from everstep.driver import journal
 
-        self._run = run
         self._log = run.child(journal.FOLDER)
         self._next = 1
         self._seen = 0
 
     def news(self) -> Iterator[AnyRecord]:
         """The records since the last call, or all."""
-        from everstep.driver import journal
+        from everstep.driver import journal, records
+        from everstep.storage.asynchronous import ImmediateStore, complete
 
         while True:
             data = self._log.read(journal.key_of(self._next))
-            if data is None and _is_ahead(self._log, self._next):
-                data = self._log.read(journal.key_of(self._next))  # it may have come between the two looks
-                if data is None:
-                    before = self._next
-                    yield from self._again()
-                    if self._next == before:
-                        return  # a hole: nobody wrote what is behind it for us
-                    continue
-            if data is None:
+            if data is not None:
+                fresh = list(records.decode(data))
+                self._next += 1
+            elif any(file.path.isdigit() for file in self._log.list(after=journal.key_of(self._next))):
+                scan = complete(journal.scan_journal(ImmediateStore(self._log)))
+                fresh, self._next = list(scan.records())[self._seen :], scan.next
+            else:
                 return
-            records = list(journal.decode(data))
-            self._next += 1
-            self._seen += len(records)
-            yield from records
-
-    def _again(self) -> list[AnyRecord]:
-        records, number = _whole(self._run)
-        if number <= self._next:
-            return []
-        fresh, self._next = records[self._seen :], number
-        self._seen += len(fresh)
-        return fresh
-
-
-def _whole(run: Store) -> tuple[list[AnyRecord], int]:
-    """Every record, and the number of the next object. A look that a compaction has crossed is repeated."""
-    from everstep.driver import journal
-    from everstep.errors import StorageError
-
-    log = run.child(journal.FOLDER)
-    for tries in range(1, _TRIES + 1):
-        scan = journal.Scan(run)
-        records = list(scan.records())
-        # An archive is deleted once and for good: one that is there now was there when it was read.
-        has_start = (scan.archives or scan.first == 1) and all(log.exists(name) for name in scan.archives)
-        if has_start and (tries == _TRIES or not _has_hole(log, scan.next)):
-            return records, scan.next
-        time.sleep(0.05)
-    raise StorageError(f"the journal of {run.address()} has lost its beginning")
-
-
-def _is_ahead(log: Store, number: int) -> bool:
-    """Whether there are objects above this number."""
-    from everstep.driver import journal
-
-    return any(record.path.isdigit() for record in log.list(after=journal.key_of(number)))
-
-
-def _has_hole(log: Store, number: int) -> bool:
-    from everstep.driver import journal
-
-    return _is_ahead(log, number) and not log.exists(journal.key_of(number))
+            self._seen += len(fresh)
+            yield from fresh
 
 
 class Clock:
@@ -116,7 +73,7 @@ class Clock:
         self._offset: float | None = None
 
     def of(self, record: AnyRecord) -> float | None:
-        from everstep.driver.journal import Opened
+        from everstep.driver.records import Opened
 
         if isinstance(record, Opened):
             self._offset = record.wall - record.at
@@ -129,12 +86,12 @@ class Facts:
 
     def __init__(self, run: Store) -> None:
         from everstep.control.commands import Recovered, RecoveryDecided
-        from everstep.driver import journal
+        from everstep.driver import records
         from everstep.driver.history import History
 
         self.run = run
         self.history: History = History()
-        self.opened: list[journal.Opened] = []
+        self.opened: list[records.Opened] = []
         self.limits: dict[str, int] = {}
         self.recoveries: list[tuple[float | None, Recovered]] = []
         self.written: float | None = None
@@ -144,7 +101,7 @@ class Facts:
             when = clock.of(record)
             self.written = when if when is not None else self.written
             match record:
-                case journal.Opened():
+                case records.Opened():
                     self.opened.append(record)
                 case RecoveryDecided():
                     self.limits[record.budget] = record.limit
@@ -321,7 +278,7 @@ def events(run: str, follow: bool, as_json: bool) -> None:
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
     machine or in ~/everstep_results.
     """
-    from everstep.driver.journal import Closed, Opened
+    from everstep.driver.records import Closed, Opened
 
     tail, clock = Tail(find_run(run).run), Clock()
     closed = False
@@ -362,7 +319,7 @@ def stop(run: str, wait: bool, timeout: float) -> None:
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
     machine or in ~/everstep_results.
     """
-    from everstep.driver.loop import stop_request
+    from everstep.driver.housekeeping import stop_request
 
     facts = find_run(run)
     history, name = facts.history, facts.opened[-1].name
@@ -421,37 +378,37 @@ def in_words(record: AnyRecord) -> str:
     import msgspec
 
     from everstep.control import commands as c
-    from everstep.driver import journal
+    from everstep.driver import records
     from everstep.driver.display import count, describe
 
     match record:
-        case journal.Opened():
+        case records.Opened():
             least, most = record.workers_min, record.workers_max
             workers = f"{least}" if least == most else f"{least} to {most}"
             return (
                 f"opened by {record.owner} under lease {record.lease}; "
                 f"{workers} workers, everstep {record.version}"
             )
-        case journal.Renewed():
-            return "the driver lives"
-        case journal.TakenOver():
+        case records.Renewed():
+            return "driver heartbeat"
+        case records.TakenOver():
             return f"took over the workers of epoch {record.epoch}, which never stopped"
-        case journal.Committed():
+        case records.Committed():
             metrics = _metrics(msgspec.msgpack.decode(record.metrics))
             where = f" at {record.external}" if record.external else ""
             return f"committed {record.folder}{where}: {metrics}"
-        case journal.Deleted():
+        case records.Deleted():
             return f"deleted {record.folder}"
-        case journal.Damaged():
+        case records.Damaged():
             return f"{record.folder} can't be restored any more: {record.reason}"
-        case journal.Metrics():
+        case records.Metrics():
             last = record.first + len(record.rows) - 1
             which = f"report {last}" if last == record.first else f"reports {record.first} to {last}"
             newest = f": {_metrics(msgspec.msgpack.decode(record.rows[-1]))}" if record.rows else ""
             return f"epoch {record.epoch}: {which}{newest}"
-        case journal.Closed():
+        case records.Closed():
             return f"ended: {_ended(record.outcome, record.message)}"
-        case journal.Snapshot():
+        case records.Snapshot():
             return f"what came before is in {count(len(record.archives), 'archive')} now"
         case c.PhaseChanged():
             return f"epoch {record.epoch}: {record.phase}"
@@ -471,15 +428,15 @@ def to_json(record: AnyRecord, when: float | None) -> str:
 
     import msgspec
 
-    from everstep.driver import journal
+    from everstep.driver import records
 
     fields = msgspec.structs.asdict(record)
     match record:
-        case journal.Committed():
+        case records.Committed():
             fields["metrics"] = msgspec.msgpack.decode(record.metrics)
-        case journal.Metrics():
+        case records.Metrics():
             fields["rows"] = [msgspec.msgpack.decode(row) for row in record.rows]
-        case journal.Closed() if record.value is not None:
+        case records.Closed() if record.value is not None:
             fields["value"] = msgspec.msgpack.decode(record.value)
         case _:
             pass

@@ -85,6 +85,8 @@ class Controller:
                 self._fenced(event)
             case e.StopRequested():
                 self._ending.stop_requested(event)
+            case e.StorageLost():
+                self._ending.storage_lost(event.at)
             case e.CapacityChanged():
                 self._capacity_changed(event)
             case e.Reserved():
@@ -334,8 +336,8 @@ class Controller:
             self._recovery.stop(restart, at)
 
     def _commit_failed(self, event: e.CommitFailed) -> None:
+        """Its folder stays as it is: what can't be committed by us may be somebody else's."""
         if self.run.checkpoints.failed(event.folder):
-            self.run.do(c.DiscardCheckpoint(event.folder))
             self._storage_changed(event.at)
 
     def _storage_changed(self, at: float) -> None:

@@ -75,6 +75,8 @@ class Deadlines:
     """
     last_checkpoint_s: float = 10.0
     """How long a run that is stopped from outside waits for the checkpoint that it asks for."""
+    closing_s: float = 3.0
+    """How long the last records of a run may take to be written, when it ends."""
     orphan_s: float = 300.0
     """How long agents keep training after their driver died without a word."""
 

@@ -99,6 +99,11 @@ class Ending:
             self._hosts[host] = left
         self.check_ended(at)
 
+    def storage_lost(self, at: float) -> None:
+        """Nobody who stops a run waits for storage that is away. A run that has finished does."""
+        if self._end is not None and self._end.outcome is not Outcome.FINISHED:
+            self.uploads_took_too_long(at)
+
     def uploads_took_too_long(self, at: float) -> None:
         self._at_once = True
         self.check_ended(at)

@@ -89,6 +89,10 @@ class LeaseLost(Event, frozen=True, kw_only=True):
     holder: str
 
 
+class StorageLost(Event, frozen=True, kw_only=True):
+    """Storage doesn't answer, while the run is being stopped."""
+
+
 class StopRequested(Event, frozen=True, kw_only=True):
     kind: StopKind
     now: bool = False
@@ -237,6 +241,7 @@ class TimerFired(Event, frozen=True, kw_only=True):
 AnyEvent = (
     RunOpened
     | LeaseLost
+    | StorageLost
     | StopRequested
     | CapacityChanged
     | Reserved
@@ -284,6 +289,7 @@ __all__ = [
     "SliceName",
     "StopKind",
     "StopRequested",
+    "StorageLost",
     "TimerFired",
     "TimerName",
     "UploadFailed",

@@ -4,9 +4,11 @@ reports and checkpoints are the same.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,11 +17,18 @@ from everstep.agent import wire
 from everstep.backend.base import Member
 from everstep.checkpoint import Result
 from everstep.control.commands import Outcome
+from everstep.control.events import CheckpointRef
 from everstep.control.placement import Assignment
-from everstep.driver import journal
-from everstep.driver.history import History, plain_value, result_of, to_delete
+from everstep.control.reports import Part
+from everstep.driver import records
+from everstep.driver.clock import MachineClock
+from everstep.driver.deletions import Deletions
+from everstep.driver.history import plain_value, result_of, to_delete
+from everstep.driver.lease import Lease
+from everstep.driver.repair import Repair
 from everstep.errors import WorkerError, WorkerGroupError
-from everstep.storage import checkpoints as store
+from everstep.storage import checkpoints
+from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Limits, Store
 
 if TYPE_CHECKING:
@@ -29,21 +38,33 @@ if TYPE_CHECKING:
 class HereLink:
     """A link whose other end is this process."""
 
-    def __init__(self, run: Store, history: History, log: journal.Journal, spec: RunSpec, epoch: int) -> None:
-        self._run = run
-        self._history = history
-        self._journal = log
-        self._spec = spec
-        self._epoch = epoch
+    def __init__(self, run: Store, lease: Lease, spec: RunSpec) -> None:
+        self._run = ImmediateStore(run)
+        self._history = lease.history
+        self._journal = lease.journal
+        self._config = spec.run.checkpoint_config
+        self.epoch = 0
+        self._sending = threading.Lock()
         self._rows: dict[int, msgspec.Raw] = {}
-        self.session: sessions.Session | None = None
         self._frames = wire.Frames()
+        self._deletions = Deletions(
+            self._run,
+            lease.journal,
+            lease.history,
+            delete_external=self._config.delete_external,
+            storage_options=spec.run.storage_options,
+        )
+        self.session: sessions.Session | None = None
 
     def send(self, frame: bytes) -> None:
+        with self._sending:  # the function's thread reports, and the one that uploads
+            self._receive(frame)
+
+    def _receive(self, frame: bytes) -> None:
         for body in self._frames.feed(frame):
             match wire.from_worker.decode(body):
                 case wire.Report() as report:
-                    self._write(journal.Metrics(self._epoch, report.index, [report.metrics]))
+                    self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
                     self._rows[report.index] = report.metrics
                     if report.part is not None:
                         self._commit(report.part)
@@ -56,32 +77,42 @@ class HereLink:
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
         if what == "checkpoints":
-            rows = [[kept.address(self._run), kept.metrics] for kept in self._history.checkpoints.values()]
+            rows = [[kept.address(self._run), kept.metrics] for kept in self._history.in_order()]
             return msgspec.msgpack.encode(rows)
         return body  # a collective of one
 
-    def _commit(self, part: Any) -> None:
-        manifest = store.commit(self._run, part.folder, self._epoch, part.index, [part.record])
+    def _commit(self, part: Part) -> None:
+        ref = CheckpointRef(part.folder, self.epoch, part.index)
         metrics = self._rows[part.index]
+        manifest = complete(checkpoints.commit(self._run, ref, [part.record], bytes(metrics)))
         now = time.monotonic()
-        self._write(journal.Committed(now, part.folder, self._epoch, part.index, metrics, manifest.external))
-        self._journal.flush()
+        self.write(records.Committed(now, part.folder, self.epoch, part.index, metrics, manifest.external))
+        complete(self._journal.flush())
         if self.session is not None:
             self.session.committed(part.index)
-        for folder in to_delete(self._history, self._spec.run.checkpoint_config):
-            self._write(journal.Deleted(now, folder))
-            self._journal.flush()
-            if self._spec.run.checkpoint_config.delete_external:
-                store.delete_external(self._run, folder, self._spec.run.storage_options)
-            store.discard(self._run, folder)
+        for folder in to_delete(self._history, self._config):
+            self.write(records.Deleted(now, folder))
+            complete(self._deletions.remove(folder))
 
-    def _write(self, record: journal.AnyRecord) -> None:
+    def write(self, record: records.AnyRecord) -> None:
         self._journal.append(record)
         self._history.apply(record)
 
+    def put_in_order(self, damage: list[str], say: Callable[[str], None]) -> None:
+        """As a driver does, before training starts."""
+        repair = Repair(self._run, self._history, self._deletions, self.write, say, MachineClock())
+        complete(repair.put_in_order(journal_is_whole=not damage))
 
-def run_here(spec: RunSpec, name: str, run: Store, log: journal.Journal, history: History) -> Result:
-    epoch = history.last_epoch + 1
+    def close(self, closed: records.Closed) -> None:
+        self.write(closed)
+        complete(self._journal.flush())
+
+
+def run_here(spec: RunSpec, name: str, run: Store, lease: Lease, say: Callable[[str], None]) -> Result:
+    history = lease.history
+    link = HereLink(run, lease, spec)
+    link.put_in_order(lease.damage, say)
+    epoch = link.epoch = history.last_epoch + 1
     limits = spec.run.deadlines
     member = Member(0, 1, 0, 1, 0, 1)
     here = Assignment(0, "here", 0, 1, 0, 1, 1, "here", 0, 1, 0, 1, 0, 1)
@@ -106,7 +137,6 @@ def run_here(spec: RunSpec, name: str, run: Store, log: journal.Journal, history
         storage_options=dict(spec.run.storage_options or {}),
         storage_limits=Limits.of(limits),
     )
-    link = HereLink(run, history, log, spec, epoch)
     session = sessions.Session(worker, link)
     link.session = session
     outcome, message, value = Outcome.FAILED, "", None
@@ -130,6 +160,5 @@ def run_here(spec: RunSpec, name: str, run: Store, log: journal.Journal, history
         raise WorkerGroupError("num_workers=0 runs once, without recovery", {0: failure}, 0) from error
     finally:
         sessions.enter(None)
-        log.append(journal.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
-        log.flush()
+        link.close(records.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
     return replace(result_of(run, history, spec.run.storage_options), return_value=value)

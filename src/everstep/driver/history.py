@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from everstep.control.commands import (
     RecoveryDecided,
 )
 from everstep.control.events import CheckpointRef, Notice
-from everstep.control.failures import Budget
-from everstep.driver import journal
+from everstep.control.failures import Budget, Failure, Kind
+from everstep.driver import journal, records
 from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import ConfigError, TrainingFailedError
+from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.store import Store, open_store
 
 
@@ -37,22 +38,41 @@ class Kept:
     metrics: dict[str, Any]
     external: str | None
 
-    def address(self, run: Store) -> str:
+    def address(self, run: Store | AsyncStore) -> str:
         return self.external or run.address(self.ref.folder)
+
+    def as_record(self, at: float) -> records.Committed:
+        ref = self.ref
+        metrics = msgspec.Raw(msgspec.msgpack.encode(self.metrics))
+        return records.Committed(
+            at,
+            ref.folder,
+            ref.epoch,
+            ref.index,
+            metrics,
+            self.external,
+            ref.group,
+            ref.generation,
+            ref.order,
+        )
 
 
 @dataclass
 class History:
+    """What a journal comes to. ``apply`` takes one record in."""
+
     lease: int = 0
     last_epoch: int = 0
     checkpoints: dict[str, Kept] = field(default_factory=dict)
     """In the order in which they were committed."""
-    damaged: set[str] = field(default_factory=set)
+    damaged: dict[str, Kept] = field(default_factory=dict)
     """Checkpoints that can't be restored; left for the user to look at."""
+    deleted: set[str] = field(default_factory=set)
+    """Folders that were given up. They may still be there."""
     let_go: dict[tuple[int, int, int], CheckpointRef] = field(default_factory=dict)
     """The newest that are gone, by (epoch, replica group, generation)."""
     metrics: list[msgspec.Raw] = field(default_factory=list)
-    owner: journal.Owner | None = None
+    owner: records.Owner | None = None
     """Who had it last."""
     outcome: str = ""
     """How it ended; empty if it did not."""
@@ -62,6 +82,10 @@ class History:
     config: str = ""
     workers: tuple[int, int] = (0, 0)
     """The fewest and the most that were asked for."""
+    ttl_s: float = 0.0
+    """Silence of the owner after which its lease has lapsed."""
+    opened: records.Opened | None = None
+    """By which the run was last taken."""
     spent: dict[Budget, int] = field(default_factory=dict)
     """Of the budgets, since the run was last started (not taken over)."""
     notices: dict[str, Notice] = field(default_factory=dict)
@@ -71,52 +95,54 @@ class History:
     _wall_ahead: float = 0.0
     """From the clock of the driver that wrote a record to UNIX time."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
-    _reported: dict[tuple[int, int], dict[int, msgspec.Raw]] = field(default_factory=dict)
-    """Those of ``metrics`` that belong to the last epoch that has any, by (replica group, generation) and
-    index.
-    """
+    _reported: list[records.Metrics] = field(default_factory=list)
+    """Those of ``metrics`` that belong to the last epoch that has any."""
     _reported_in: int = 0
 
     @classmethod
-    def of(cls, records: Iterable[journal.AnyRecord]) -> History:
+    def of(cls, read: Iterable[records.AnyRecord]) -> History:
         history = cls()
-        for record in records:
+        for record in read:
             history.apply(record)
         return history
 
-    def apply(self, record: journal.AnyRecord) -> None:
+    def apply(self, record: records.AnyRecord) -> None:
         """Take one record in. The driver does the same with what it writes: there is one way to the truth."""
         match record:
-            case journal.Opened():
-                self.lease, self.owner = record.lease, record.owner
+            case records.Opened():
+                self.lease, self.owner, self.ttl_s = record.lease, record.owner, record.ttl_s
+                self.opened = record
                 self.outcome = ""
                 self._wall_ahead = record.wall - record.at
                 self.fingerprint, self.config = record.fingerprint, record.config
                 self.workers = (record.workers_min, record.workers_max)
                 self.spent, self._spent_before = {}, self.spent
-            case journal.TakenOver():
+            case records.TakenOver():
                 self.spent = self._spent_before
-            case journal.Committed():
+            case records.Committed():
                 ref = CheckpointRef(
                     record.folder, record.epoch, record.index, record.group, record.generation, record.order
                 )
                 self.checkpoints[record.folder] = Kept(
                     ref, msgspec.msgpack.decode(record.metrics), record.external
                 )
+                self.damaged.pop(record.folder, None)
                 self.last_epoch = max(self.last_epoch, record.epoch)
-            case journal.Deleted():
+            case records.Deleted():
                 self._let_go(record.folder)
-            case journal.Damaged():
-                self._let_go(record.folder)
-                self.damaged.add(record.folder)
-            case journal.Metrics():
+                self.damaged.pop(record.folder, None)
+                self.deleted.add(record.folder)
+            case records.Damaged():
+                kept = self._let_go(record.folder)
+                if kept is not None:
+                    self.damaged[record.folder] = kept
+            case records.Metrics():
                 self.metrics.extend(record.rows)
                 if record.epoch != self._reported_in:
-                    self._reported_in, self._reported = record.epoch, {}
-                rows = self._reported.setdefault((record.group, record.generation), {})
-                rows.update(enumerate(record.rows, record.first))
+                    self._reported_in, self._reported = record.epoch, []
+                self._reported.append(record)
                 self.last_epoch = max(self.last_epoch, record.epoch)
-            case journal.Closed():
+            case records.Closed():
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
             case GroupStarted() | PhaseChanged():
                 self.last_epoch = max(self.last_epoch, record.epoch)
@@ -132,13 +158,14 @@ class History:
             case _:
                 pass
 
-    def _let_go(self, folder: str) -> None:
+    def _let_go(self, folder: str) -> Kept | None:
         kept = self.checkpoints.pop(folder, None)
         if kept is not None:
             incarnation = (kept.ref.epoch, kept.ref.group, kept.ref.generation)
             before = self.let_go.get(incarnation)
             if before is None or before.index < kept.ref.index:
                 self.let_go[incarnation] = kept.ref
+        return kept
 
     def notices_by(self, wall_ahead: float) -> tuple[Notice, ...]:
         """The notices that stand, by a clock that UNIX time is so far ahead of."""
@@ -153,11 +180,44 @@ class History:
 
     def reports(self, epoch: int) -> dict[tuple[int, int], dict[int, msgspec.Raw]]:
         """An epoch's reports by (replica group, generation) and index, if it is the last that has any."""
-        return self._reported if epoch == self._reported_in else {}
+        found: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
+        for record in self._reported if epoch == self._reported_in else ():
+            rows = found.setdefault((record.group, record.generation), {})
+            rows.update(enumerate(record.rows, record.first))
+        return found
+
+    def as_records(self) -> Iterator[records.AnyRecord]:
+        """Records that come to the same history, for a journal that has lost some: its new beginning."""
+        if self.opened is None:
+            return
+        yield self.opened
+        yield PhaseChanged(self.opened.at, "", self.last_epoch)
+        at = self.opened.at
+        last = sum(len(record.rows) for record in self._reported)
+        yield records.Metrics(0, 1, self.metrics[: len(self.metrics) - last])
+        yield from self._reported
+        for (epoch, group), generation in self._generations.items():
+            yield GroupsStarting(at, epoch, ((group, generation),))
+        for kept in [*self.checkpoints.values(), *self.damaged.values()]:
+            yield kept.as_record(at)
+        for folder in self.damaged:
+            yield records.Damaged(at, folder, "")
+        for folder in sorted(self.deleted):
+            yield records.Deleted(at, folder)
+        for notice in self.notices.values():
+            deadline = notice.deadline - self._wall_ahead
+            yield PreemptionSeen(at, notice.slice, deadline, notice.hosts)
+        for budget, spent in self.spent.items():
+            cause = Failure(Kind.EXCEPTION, at, "recorded in a part of the journal that was lost")
+            yield RecoveryDecided(at, cause, budget.value, spent, 0, (), 0.0)
+
+    def in_order(self) -> list[Kept]:
+        """The checkpoints that there are, as they became complete. Commits may end in another order."""
+        return sorted(self.checkpoints.values(), key=lambda kept: (kept.ref.epoch, kept.ref.order))
 
     @property
     def newest(self) -> Kept | None:
-        """By the brain's own rule."""
+        """By the controller's own rule."""
         newest = Checkpoints(kept.ref for kept in self.checkpoints.values()).newest
         return self.checkpoints[newest.folder] if newest is not None else None
 
@@ -186,7 +246,7 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
         checkpoint=checkpoint(newest) if newest is not None else None,
         error=TrainingFailedError(history.message) if history.outcome == "failed" else None,
         path=run.address(),
-        best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in history.checkpoints.values()],
+        best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in history.in_order()],
         metrics_history=rows,
         return_value=msgspec.msgpack.decode(history.value) if history.value else None,
     )

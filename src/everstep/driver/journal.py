@@ -1,210 +1,72 @@
 """The journal: the one record of a run. What happened, what was decided, and every metric of rank 0.
 
-It is one sequence of numbered objects, each made with put-if-absent, each holding records: a length, a
-checksum and a typed msgpack body. Taking the run is a record in it, with the next lease; so a driver that was
-paused and replaced collides at its next append, and stops. Old objects are put together into archives, which
-the next object names. Reading ends at the first number that is missing, and in each object at the first
-record that isn't whole.
+It is one sequence of numbered objects, each made with put-if-absent. Taking the run is a record in it; so a
+driver that was paused and replaced collides at its next append, and stops. Old objects are put together into
+archives, which a later object names, and are deleted then. That makes their numbers free again, so an append
+counts only if nothing stands after it: a driver that wakes up behind the end finds that out before it does
+anything else.
+
+Objects are made whole or not at all. One that is missing or that can't be read is damage: it is named, and
+everything else is read.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
 import secrets
-import struct
-import threading
-import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
-from everstep.control import commands as c
+from everstep.driver.records import AnyRecord, Opened, Snapshot, decode, encode
 from everstep.errors import FencedError, StorageError
-from everstep.storage.store import Store, open_store
+from everstep.storage.asynchronous import AsyncStore, ImmediateStore, complete
+from everstep.storage.store import FileRecord, Store, open_store
 
 FOLDER = "journal"
-FORMAT = 2
 COMPACT_AFTER = 200
-"""So many small objects are put into one."""
-MERGE_AFTER = 32
-"""And so many of those into one."""
+"""So many small objects are put into an archive."""
+MOST_BYTES = 4 << 20
+"""Of one object, so that a slow store can take it within a deadline."""
+MOST_ARCHIVED = 2 * MOST_BYTES
+"""Archives are put together up to this size."""
 
 _ARCHIVE = "archive-"
-_SCANS = 20
-_HEAD = struct.Struct("<II")
+_LOOKS = 20
+_PAUSE_S = 1.0
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Who drives a run, told apart for good: a pid is used again, with its start time and the machine's boot
-    it isn't.
-    """
-
-    host: str
-    boot: str
-    pid: int
-    started: int
-    engine: str = ""
-    """What its engine knows it by, if it has ways of its own to tell whether it lives."""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-
-class Entry(msgspec.Struct, frozen=True, tag=True):
-    """What only the driver writes; the brain's own records stand beside these."""
-
-
-class Opened(Entry, frozen=True):
-    """A driver takes the run."""
-
-    format: int
-    lease: int
-    owner: Owner
-    at: float
-    wall: float
-    """UNIX time that belongs to ``at``."""
-    version: str
-    name: str
-    workers_min: int
-    workers_max: int
-    fingerprint: str
-    """Of the training function, its config and what it imports of the user's."""
-    config: str
-    """Of the config alone."""
-    nonce: str
-    """No two drivers write the same bytes: who sees its own knows that it won."""
-
-
-class Renewed(Entry, frozen=True):
-    """The owner lives, and had nothing else to say for a while."""
-
-    at: float
-
-
-class TakenOver(Entry, frozen=True):
-    """Workers of an earlier driver go on under this one: it is the same start, with the same budgets."""
-
-    at: float
-    epoch: int
-
-
-class Committed(Entry, frozen=True):
-    """A checkpoint exists: its manifest is written."""
-
-    at: float
-    folder: str
-    epoch: int
-    index: int
-    metrics: msgspec.Raw
-    external: str | None
-    group: int = 0
-    generation: int = 0
-    order: int = 0
-
-
-class Deleted(Entry, frozen=True):
-    """Retention lets go of a checkpoint. Written before it is done."""
-
-    at: float
-    folder: str
-
-
-class Damaged(Entry, frozen=True):
-    """A checkpoint can't be restored any more, and why."""
-
-    at: float
-    folder: str
-    reason: str
-
-
-class Metrics(Entry, frozen=True):
-    """Rank 0's reports, from ``first`` on; with replica groups, while rank 0's is being replaced, those of
-    the first rank that trains.
-    """
-
-    epoch: int
-    first: int
-    rows: list[msgspec.Raw]
-    group: int = 0
-    generation: int = 0
-
-
-class Closed(Entry, frozen=True):
-    at: float
-    outcome: str
-    message: str
-    value: bytes | None
-    """What rank 0 returned, if that is plain data."""
-
-
-class Snapshot(Entry, frozen=True):
-    """What came before this record is in these objects, and no longer in numbered ones."""
-
-    archives: list[str]
-
-
-AnyRecord = (
-    Opened
-    | Renewed
-    | TakenOver
-    | Committed
-    | Deleted
-    | Damaged
-    | Metrics
-    | Closed
-    | Snapshot
-    | c.PhaseChanged
-    | c.GroupsStarting
-    | c.Waiting
-    | c.FailureSeen
-    | c.RecoveryDecided
-    | c.GroupStarted
-    | c.Recovered
-    | c.CheckpointKept
-    | c.HostSetAside
-    | c.PreemptionSeen
-)
-
-_decoder = msgspec.msgpack.Decoder(AnyRecord)
-_encoder = msgspec.msgpack.Encoder()
+class JournalRemovedError(StorageError):
+    """What was written before is gone. ``Journal.start_anew`` puts a new beginning there."""
 
 
 def key_of(number: int) -> str:
     return f"{number:010d}"
 
 
-def encode(record: AnyRecord) -> bytes:
-    body = _encoder.encode(record)
-    return _HEAD.pack(len(body), zlib.crc32(body)) + body
-
-
-def decode(data: bytes) -> Iterator[AnyRecord]:
-    """The whole records of an object."""
-    at = 0
-    while at + _HEAD.size <= len(data):
-        length, checksum = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(body) < length or zlib.crc32(body) != checksum:
-            return
-        yield _decoder.decode(body)
-        at += _HEAD.size + length
-
-
 class Journal:
-    """A driver's hand on the journal. ``append`` collects; ``flush`` makes durable, or raises
+    """A driver's access to the journal. ``append`` collects; ``flush`` makes durable, or raises
     ``FencedError``.
     """
 
-    def __init__(self, store: Store, number: int, first: int, archives: list[str]) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        number: int,
+        first: int,
+        archives: Sequence[str],
+        compact_after: int = COMPACT_AFTER,
+    ) -> None:
         self._store = store
+        self._compact_after = compact_after
         self._next = number
         self._first = first
-        self._archives = archives
-        self._waiting: list[bytes] = []
+        self._archives = [*archives]
+        # A deque, of which one thread appends while another takes: nothing falls in between.
+        self._waiting: deque[bytes] = deque()
         self._unsure = b""
         """What is being written, and may or may not be there already."""
-        self._flushing = threading.Lock()
+        self._flushing = asyncio.Lock()
         self._lost: FencedError | None = None
 
     def append(self, record: AnyRecord) -> None:
@@ -214,160 +76,229 @@ class Journal:
     def has_news(self) -> bool:
         return bool(self._waiting or self._unsure)
 
-    def flush(self) -> bool:
+    async def flush(self) -> bool:
         """Write what was appended. True if there was something. What storage refuses is tried again the next
-        time.
+        time. Once this returns, this driver owned the run after the last record was written.
         """
-        with self._flushing:
-            if self._lost is not None:
-                raise self._lost
+        async with self._flushing:
             wrote = False
             while self.has_news:
-                if not self._unsure:
-                    waiting, self._waiting = self._waiting, []
-                    self._unsure = b"".join(waiting)
-                # An error may hide that it was written: the same bytes again then find themselves.
-                if not self._store.create(key_of(self._next), self._unsure):
-                    self._lost = FencedError(f"the run was taken over by {self._holder()}")
-                    raise self._lost
-                self._unsure = b""
-                self._next += 1
+                await self._write_some()
                 wrote = True
             return wrote
 
-    def _holder(self) -> str:
-        """Who wrote what we would have written."""
-        owner = "another driver"
-        for number in range(self._next, self._next + 1000):
-            data = self._store.read(key_of(number))
-            if data is None:
-                break
-            for record in decode(data):
-                if isinstance(record, Opened):
-                    owner = str(record.owner)
-        return owner
+    async def _write_some(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if not self._unsure:
+            self._unsure = self._batch()
+        # An error may hide that it was written: the same bytes again then find themselves.
+        if not await self._store.create(key_of(self._next), self._unsure):
+            raise await self._fenced()
+        await self._check_place()
+        self._unsure = b""
+        self._next += 1
+
+    def _batch(self) -> bytes:
+        batch = bytearray(self._waiting.popleft())
+        while self._waiting and len(batch) + len(self._waiting[0]) <= MOST_BYTES:
+            batch += self._waiting.popleft()
+        return bytes(batch)
+
+    async def _check_place(self) -> None:
+        """What was written counts if nothing stands after it, and what it goes on from is there."""
+        names = {file.path for file in await self._store.list()}
+        last = max((int(name) for name in names if name.isdigit()), default=0)
+        if last > self._next:
+            raise await self._fenced()
+        before = {*self._archives, *([key_of(self._next - 1)] if self._next > self._first else [])}
+        if last < self._next or not before <= names:
+            raise JournalRemovedError(
+                f"the journal of {self._store.address()} was removed or replaced while the run uses it",
+                "leave the folder of a run alone while it runs",
+            )
+
+    async def _fenced(self) -> FencedError:
+        """Another driver has written after us, or what we would have written."""
+        scan = await scan_journal(self._store)
+        openings = [record for record in scan.records() if isinstance(record, Opened)]
+        by = str(openings[-1].owner) if openings else "another driver"
+        self._lost = FencedError(f"the run was taken over by {by}")
+        return self._lost
 
     # ------------------------------------------------------------------ compaction
 
     @property
     def is_long(self) -> bool:
-        return self._next - self._first >= COMPACT_AFTER
+        return self._next - self._first >= self._compact_after
 
-    def compact(self) -> None:
-        """Put many small objects into a large one. Nothing is forgotten by it."""
-        self.flush()
-        with self._flushing:
-            first, last = self._first, self._next
-            merged = self._archives if len(self._archives) >= MERGE_AFTER else []
-            small = [key_of(number) for number in range(first, last)]
-            data = b"".join(self._store.read(name) or b"" for name in [*merged, *small])
-            name = f"{_ARCHIVE}{last:010d}-{secrets.token_hex(4)}"
-            if not self._store.create(name, data):
+    async def compact(self) -> None:
+        """Put many small objects into a large one. Nothing is forgotten by it. For one task at a time, beside
+        any number of flushes.
+        """
+        first, last = self._first, self._next
+        sizes = {file.path: file.size for file in await self._store.list()}
+        small = [key_of(number) for number in range(first, last)]
+        merged = self._to_merge(sizes, sum(sizes.get(name, 0) for name in small))
+        found = [await self._whole(name) for name in [*merged, *small]]
+        name = f"{_ARCHIVE}{last:010d}-{secrets.token_hex(4)}"
+        await self._store.create(name, b"".join(found))
+        archives = [*(a for a in self._archives if a not in merged), name]
+        await self._write_snapshot(Snapshot(archives, last))
+        self._first, self._archives = last, archives
+        await self._store.delete([*merged, *small])
+
+    def _to_merge(self, sizes: dict[str, int], size: int) -> list[str]:
+        """The last archives, as long as they aren't much larger than what comes after them."""
+        merged: list[str] = []
+        for name in reversed(self._archives):
+            more = sizes.get(name, 0)
+            if more > 2 * size or size + more > MOST_ARCHIVED:
+                break
+            merged.insert(0, name)
+            size += more
+        return merged
+
+    async def _whole(self, name: str) -> bytes:
+        """An object as it was written: nothing is deleted on the word of one that can't be read."""
+        data = await self._store.read(name)
+        damage = [] if data is not None else ["is missing"]
+        for _ in decode(data or b"", damage.append):
+            pass
+        if data is None or damage:
+            raise StorageError(f"the journal is damaged: {self._store.address(name)} {damage[0]}")
+        return data
+
+    async def _write_snapshot(self, snapshot: Snapshot) -> None:
+        """Until it is durable: what is archived counts from then on, and not before."""
+        self.append(snapshot)
+        while True:
+            try:
+                await self.flush()
                 return
-            self._archives = [*(a for a in self._archives if a not in merged), name]
-            self._waiting.insert(0, encode(Snapshot(self._archives)))
-        self.flush()
-        self._first = last
-        self._store.delete([*merged, *small])
+            except JournalRemovedError:
+                raise
+            except StorageError:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def start_anew(self, records: Iterable[AnyRecord]) -> None:
+        """Put a new beginning in place of what is damaged or gone: these records, and all that comes from
+        now on. What was appended and not written must be among them.
+        """
+        async with self._flushing:
+            self._waiting.clear()
+            if self._unsure:
+                self._next += 1  # this number may have been used
+            data = b"".join(map(encode, records))
+            name = f"{_ARCHIVE}{self._next:010d}-{secrets.token_hex(4)}"
+            await self._store.create(name, data)
+            old = range(self._first, self._next)
+            self._first, self._archives = self._next, [name]
+            self._unsure = encode(Snapshot([name], self._next))
+            await self._write_some()
+            await self._store.delete([key_of(number) for number in old])
+
+
+# ---------------------------------------------------------------------- reading
 
 
 class Scan:
     """A journal as it was at one time: what it says, and where the next object goes."""
 
-    def __init__(self, run: Store) -> None:
-        self._store = run.child(FOLDER)
+    def __init__(self) -> None:
         self.archives: list[str] = []
-        self._archived: list[bytes] = []
-        self._objects: dict[int, bytes] = {}
-        for _ in range(_SCANS):
-            if self._scan():
-                return
-        raise StorageError(
-            f"the journal of {run.address()} can't be read: objects that are listed are not there",
-            "look whether something else removes files there",
-        )
-
-    def _scan(self) -> bool:
-        """False if the owner was compacting it meanwhile: what was listed is then in an archive by now."""
-        numbers = self._numbers()
-        if numbers is None:
-            return False
-        found: dict[int, bytes] = {}
-        self.archives = []
-        # A compaction that was cut off leaves old objects before its snapshot: look for that from the end.
-        for number in numbers:
-            data = self._store.read(key_of(number))
-            if data is None:
-                return False
-            found[number] = data
-            first = next(decode(data), None)
-            if isinstance(first, Snapshot):
-                self.archives = first.archives
-                break
-        else:
-            if numbers and numbers[-1] != 1:
-                return False
-        archived = [self._store.read(name) for name in self.archives]
-        if None in archived:
-            return False
-        if not _is_continued(numbers, self._numbers()):
-            return False
-        self._archived = [data for data in archived if data is not None]
-        self._objects = {}
-        for number in sorted(found):
-            if self._objects and number - 1 not in self._objects:
-                break  # a hole: what comes after it was never ours to read
-            self._objects[number] = found[number]
-        return True
-
-    def _numbers(self) -> list[int] | None:
-        """Of the objects that are there, from the last to the first; None if the list can't be right.
-
-        What comes and goes while a folder is listed may be missing from the list, although at every instant
-        something is there: what was archived comes before an object that is there, or is about to be.
-        """
-        names = [file.path for file in self._store.list()]
-        numbers = sorted((int(name) for name in names if name.isdigit()), reverse=True)
-        archived = max((int(name.split("-")[1]) for name in names if name.startswith(_ARCHIVE)), default=0)
-        return numbers if archived <= max(numbers, default=0) + 1 else None
+        self.first = 1
+        self.next = 1
+        self.damage: list[str] = []
+        """What is missing or can't be read."""
+        self.listed: tuple[str, ...] = ()
+        self._objects: list[tuple[str, bytes]] = []
 
     @property
-    def first(self) -> int:
-        return min(self._objects, default=1)
-
-    @property
-    def next(self) -> int:
-        return max(self._objects, default=0) + 1
+    def is_whole(self) -> bool:
+        return not self.damage
 
     def records(self) -> Iterator[AnyRecord]:
-        """Every whole record, in order."""
-        for data in self._archived:
+        """Every record that can be read, in order."""
+        for _, data in self._objects:
             yield from decode(data)
-        for number in sorted(self._objects):
-            yield from decode(self._objects[number])
+
+    async def read(self, store: AsyncStore) -> None:
+        self.listed = _names(await store.list())
+        numbers = sorted((int(name) for name in self.listed if name.isdigit()), reverse=True)
+        self.next = max(numbers, default=0) + 1
+        found: dict[int, bytes] = {}
+        snapshot: Snapshot | None = None
+        above = self.next
+        # From the end: whatever an archive holds may still be there as numbered objects, too.
+        for number in numbers:
+            if number < self.first:
+                break
+            self._check_gap(store, max(number + 1, self.first), above)
+            above = number
+            data = found[number] = await self._read(store, key_of(number))
+            if snapshot is None and (snapshot := _last_snapshot(data)) is not None:
+                self.first = snapshot.upto or number
+        self._check_gap(store, self.first, above)
+        self.archives = [*snapshot.archives] if snapshot is not None else []
+        archived = [(name, await self._read(store, name)) for name in self.archives]
+        self._objects = [*archived, *((key_of(number), found[number]) for number in sorted(found))]
+        for name, data in self._objects:
+            for _ in decode(data, lambda damage, name=name: self._damaged(store, name, damage)):  # type: ignore[misc]
+                pass
+
+    def has_only_grown(self, names: Sequence[str]) -> bool:
+        """Whether this list of names goes on from ours. What comes and goes while a folder is listed may be
+        missing from a list, although at every instant something is there.
+        """
+        newer = {name for name in names if name.isdigit()} - {*self.listed}
+        archived = max((int(name.split("-")[1]) for name in names if name.startswith(_ARCHIVE)), default=0)
+        return (
+            {*self.listed} <= {*names}
+            and newer == {key_of(number) for number in range(self.next, self.next + len(newer))}
+            and archived <= self.next + len(newer)
+        )
+
+    def _check_gap(self, store: AsyncStore, first: int, above: int) -> None:
+        if first < above:
+            rest = f" to {key_of(above - 1)}" if above - first > 1 else ""
+            self._damaged(store, key_of(first) + rest, "is missing")
+
+    async def _read(self, store: AsyncStore, name: str) -> bytes:
+        data = await store.read(name)
+        if data is None:
+            self._damaged(store, name, "is missing")
+        return data or b""
+
+    def _damaged(self, store: AsyncStore, name: str, damage: str) -> None:
+        self.damage.append(f"{store.address()}/{name} {damage}")
 
 
-def _is_continued(before: list[int], now: list[int] | None) -> bool:
-    """Whether nothing happened to a journal but that it grew."""
-    last = before[0] if before else 0
-    newer = len(now or ()) - len(before)
-    return newer >= 0 and now == [*range(last + newer, last, -1), *before]
+async def scan_journal(store: AsyncStore) -> Scan:
+    """Read a journal while its owner may be compacting it: what was listed is then in an archive by now. What
+    is missing in two looks between which nothing has changed is missing for good.
+    """
+    before = Scan()
+    for _ in range(_LOOKS):
+        scan = Scan()
+        await scan.read(store)
+        settled = scan.is_whole and scan.has_only_grown(_names(await store.list()))
+        if settled or (scan.damage == before.damage and scan.listed == before.listed):
+            return scan
+        before = scan
+    return before
+
+
+def _names(files: Sequence[FileRecord]) -> tuple[str, ...]:
+    return tuple(file.path for file in files)
+
+
+def _last_snapshot(data: bytes) -> Snapshot | None:
+    snapshots = [record for record in decode(data) if isinstance(record, Snapshot)]
+    return snapshots[-1] if snapshots else None
 
 
 def read(run: Store | Path | str) -> Iterator[AnyRecord]:
-    """Every whole record of a run, in order."""
-    return Scan(open_store(str(run)) if isinstance(run, Path | str) else run).records()
-
-
-def me(engine: str = "") -> Owner:
-    """This process, as an owner."""
-    from everstep.agent import kernel
-
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return Owner(
-        os.uname().nodename,
-        boot.read_text().strip() if boot.exists() else "",
-        os.getpid(),
-        kernel.start_time(os.getpid()) or 0,
-        engine,
-    )
+    """Every record of a run that can be read, in order."""
+    store = open_store(str(run)) if isinstance(run, Path | str) else run
+    return complete(scan_journal(ImmediateStore(store).child(FOLDER))).records()

@@ -1,81 +1,114 @@
-"""Who owns a run. Taking it is a record in the journal; whoever finds another's record where its own should
-be has lost it.
+"""Who owns a run. Taking it is a record in the journal; a driver that finds another's record where its own
+should be has lost it.
 """
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from everstep.agent import kernel
-from everstep.driver import journal
+from everstep.driver import journal, records
+from everstep.driver.clock import Clock
 from everstep.driver.history import History
-from everstep.driver.journal import Journal, Opened, Owner
+from everstep.driver.journal import Journal
+from everstep.driver.records import Opened, Owner
 from everstep.errors import RunOwnedError
-from everstep.storage.store import Store
+from everstep.storage.asynchronous import AsyncStore
 
 _LOOK_S = 0.2
 
 
-def take(
-    run: Store,
+@dataclass(frozen=True)
+class Lease:
+    """A run that is ours: its journal, and what it said before."""
+
+    number: int
+    journal: Journal
+    history: History
+    """What the journal says, our own opening included."""
+    before: Opened | None
+    """By which the run was taken before."""
+    damage: list[str]
+    """What of the journal is missing or can't be read."""
+
+
+async def take(
+    run: AsyncStore,
     opened: Callable[[int], Opened],
-    ttl_s: float,
+    clock: Clock,
     say: Callable[[str], None],
-    proof: Callable[[str], bool] = lambda _: False,
-) -> tuple[Journal, History]:
+    *,
+    is_gone: Callable[[Owner], bool] | None = None,
+    is_over: Callable[[History], bool] = lambda _: False,
+    compact_after: int = journal.COMPACT_AFTER,
+) -> Lease | History:
     """Become the run's owner. At once if nobody is, or if the owner is proven dead; else after its lease has
-    lapsed.
+    lapsed. If the run ``is_over``, it is left as it is, and its history returned.
 
     A lease lapses by silence, seen from here: no clocks are compared. An owner that writes meanwhile lives,
-    and keeps its run. ``proof``: whether the engine knows that its driver of this name has ended.
+    and keeps its run.
     """
-
-    def is_gone(owner: Owner) -> bool:
-        return is_dead(owner) or (bool(owner.engine) and proof(owner.engine))
-
-    log = run.child(journal.FOLDER)
+    store = run.child(journal.FOLDER)
     while True:
-        scan = journal.Scan(run)
+        scan = await journal.scan_journal(store)
         history = History.of(scan.records())
-        if history.owner is not None and not history.outcome and not is_gone(history.owner):
-            _wait_out(log, scan.next, history.owner, is_gone, ttl_s, say)
-        record = opened(history.lease + 1)
-        if log.create(journal.key_of(scan.next), journal.encode(record)):
-            return Journal(log, scan.next + 1, scan.first, scan.archives), history
+        if is_over(history):
+            return history
+        record = opened(scan.next)
+        if history.owner is not None and not history.outcome:
+            ttl_s = max(record.ttl_s, history.ttl_s)
+            await _wait_out(store, scan.next, history.owner, is_gone or is_dead, ttl_s, clock, say)
+        key = journal.key_of(scan.next)
+        # A number that was free because of a compaction is no place in the sequence: then something stands
+        # after it.
+        if await store.create(key, records.encode(record)) and not await _is_passed(store, key):
+            before = history.opened
+            history.apply(record)
+            log = Journal(store, scan.next + 1, scan.first, scan.archives, compact_after)
+            return Lease(scan.next, log, history, before, scan.damage)
+
+
+async def _is_passed(log: AsyncStore, key: str) -> bool:
+    return any(file.path.isdigit() for file in await log.list(after=key))
 
 
 def is_dead(owner: Owner) -> bool:
-    """Whether it is proven: this machine, not restarted since, and no such process."""
-    here = journal.me(owner.engine)
+    """Whether it is proven: this machine, not restarted since, and no such process among those that can be
+    seen from here.
+    """
+    here = records.this_process(owner.engine)
     if owner == here:
-        return (
-            True  # an earlier fit() of this very process, which has returned: this one asks for the run now
-        )
-    if not owner.boot or (owner.host, owner.boot) != (here.host, here.boot):
+        return True  # an earlier fit() of this process, which has returned: this one asks for the run now
+    known = bool(owner.boot) and bool(owner.pid_namespace)
+    if not known or (owner.host, owner.boot, owner.pid_namespace) != (
+        here.host,
+        here.boot,
+        here.pid_namespace,
+    ):
         return False
     return not kernel.is_alive(owner.pid) or kernel.start_time(owner.pid) != owner.started
 
 
-def _wait_out(
-    log: Store,
+async def _wait_out(
+    log: AsyncStore,
     number: int,
     owner: Owner,
     is_gone: Callable[[Owner], bool],
     ttl_s: float,
+    clock: Clock,
     say: Callable[[str], None],
 ) -> None:
-    deadline = time.monotonic() + ttl_s
+    deadline = clock.now() + ttl_s
     told = -1
-    while (left := deadline - time.monotonic()) > 0:
-        if log.exists(journal.key_of(number)):
+    while not is_gone(owner) and (left := deadline - clock.now()) > 0:
+        if await log.exists(journal.key_of(number)):
             raise RunOwnedError(
-                f"the run is driven by {owner}, which lives",
+                f"the run is driven by {owner}, which is alive",
                 "stop that one first (everstep stop), or give this run another name",
             )
-        if is_gone(owner):
-            return
         if int(left) // 5 != told:
             told = int(left) // 5
             say(f"the run belongs to {owner}; if it stays silent for {left:.0f} s more, it is taken over")
-        time.sleep(min(_LOOK_S, left))
+        await asyncio.sleep(min(_LOOK_S, left))

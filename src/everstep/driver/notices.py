@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 
 from everstep.agent import wire
+from everstep.driver.clock import Clock
 from everstep.driver.streams import Stream
 from everstep.topology.slices import HostId
 
 
 class Notices:
-    def __init__(self, propose: Callable[[wire.AnyValue], None]) -> None:
+    def __init__(self, propose: Callable[[wire.AnyValue], None], clock: Clock) -> None:
         self._propose = propose
+        self._clock = clock
         self._deadlines: dict[HostId, float] = {}
 
     def hear(self, host: HostId, deadline: float | None) -> None:
@@ -35,6 +36,6 @@ class Notices:
         for stream in streams:
             if stream.assignment.slice in slices:
                 ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
-        now = time.monotonic()
-        deadline = min(self._deadlines.values(), default=now) - now + time.time()
+        now = self._clock.now()
+        deadline = min(self._deadlines.values(), default=now) - now + self._clock.wall()
         self._propose(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))

@@ -49,6 +49,16 @@ def _path(name: str, driver_pid: int, driver_started: int) -> Path:
     return _folder() / f"{name}.{driver_pid}-{driver_started}.json"
 
 
+class Registry:
+    """Where a driver says that it lives."""
+
+    def publish(self, run: LiveRun) -> None:
+        publish_run(run)
+
+    def forget(self, name: str) -> None:
+        forget_run(name)
+
+
 def publish_run(run: LiveRun) -> None:
     published = msgspec.structs.replace(
         run,

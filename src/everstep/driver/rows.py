@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from everstep.driver import journal
+from everstep.driver import records
 from everstep.driver.streams import Stream
 
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
 
 
 class Rows:
-    def __init__(self, write: Callable[[journal.Metrics], None]) -> None:
+    def __init__(self, write: Callable[[records.AnyRecord], None]) -> None:
         self.speaker = 0
         """The group whose reports are the run's metrics."""
         self._write = write
@@ -66,6 +66,6 @@ class Rows:
         """Into the journal."""
         if self._waiting:
             epoch, group, generation = self._of
-            self._write(journal.Metrics(epoch, self._first, self._waiting, group, generation))
+            self._write(records.Metrics(epoch, self._first, self._waiting, group, generation))
             self._first += len(self._waiting)
             self._waiting = []

@@ -4,6 +4,7 @@ for.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -12,11 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from everstep import __version__
 from everstep.backend.base import Backend
@@ -26,13 +28,15 @@ from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import EndRun, Outcome
 from everstep.control.events import StopKind
 from everstep.control.failures import Failure, Kind
-from everstep.driver import journal, payload
+from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
+from everstep.driver.clock import MachineClock
 from everstep.driver.display import make_display
-from everstep.driver.history import History, log_folder, read_history, result_of
+from everstep.driver.history import History, log_folder, result_of
 from everstep.driver.job import Job
-from everstep.driver.lease import take
+from everstep.driver.lease import is_dead, take
 from everstep.driver.loop import Driver
+from everstep.driver.registry import Registry
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
 from everstep.engine.local.engine import LocalEngine
@@ -49,11 +53,14 @@ from everstep.errors import (
     WorkerGroupError,
 )
 from everstep.preemption import PreemptionInfo
+from everstep.storage.asynchronous import AsyncStore, ImmediateStore, ThreadedStore
 from everstep.storage.folder import make_private
 from everstep.storage.shared import leave_marker
 from everstep.storage.store import Limits, Store, open_store, probe
 
 logger = logging.getLogger("everstep")
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -81,21 +88,19 @@ def run_training(spec: RunSpec) -> Result:
     code = payload.pickle_function(spec.train_fn, spec.backend)
     arguments = payload.pickle_arguments(spec.train_loop_config)
     probe(run)
-    history = read_history(run)
     config = payload.config_digest(spec.train_loop_config)
-    if history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue":
-        return _finished_already(spec, name, run, history, config)
     engine = LocalEngine() if spec.scaling.num_workers == 0 else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
+    clock = MachineClock()
 
-    def opened(lease: int) -> journal.Opened:
-        return journal.Opened(
-            journal.FORMAT,
+    def opened(lease: int) -> records.Opened:
+        return records.Opened(
+            records.FORMAT,
             lease,
-            journal.me(engine.whoami()),
-            time.monotonic(),
-            time.time(),
+            records.this_process(engine.whoami()),
+            clock.now(),
+            clock.wall(),
             __version__,
             name,
             spec.scaling.min_workers,
@@ -103,20 +108,32 @@ def run_training(spec: RunSpec) -> Result:
             fingerprint,
             config,
             secrets.token_hex(8),
+            spec.run.lease_ttl_s,
         )
 
+    def is_over(history: History) -> bool:
+        return history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue"
+
+    def is_gone(owner: records.Owner) -> bool:
+        return is_dead(owner) or (bool(owner.engine) and engine.is_dead(owner.engine))
+
+    here = spec.scaling.num_workers == 0
+    store: AsyncStore = ImmediateStore(run) if here else ThreadedStore(run, limits)
     try:
-        log, history = take(run, opened, spec.run.lease_ttl_s, display.say, engine.is_dead)
+        lease = _in_a_loop(lambda: take(store, opened, clock, display.say, is_gone=is_gone, is_over=is_over))
     except BaseException:
         display.close()
         raise
-    if history.lease and history.fingerprint != fingerprint:
+    if isinstance(lease, History):
+        display.close()
+        return _finished_already(spec, name, run, lease, config)
+    if lease.before is not None and lease.before.fingerprint != fingerprint:
         workers = (spec.scaling.min_workers, spec.scaling.max_workers)
-        display.say(f"changed since this run was last started: {_changes(history, config, workers)}")
-    if spec.scaling.num_workers == 0:
+        display.say(f"changed since this run was last started: {_changes(lease.before, config, workers)}")
+    if here:
         from everstep.driver.here import run_here
 
-        return run_here(spec, name, run, log, history)
+        return run_here(spec, name, run, lease, display.say)
     logs = log_folder(run)
     make_private(logs)
     job = Job(
@@ -136,29 +153,67 @@ def run_training(spec: RunSpec) -> Result:
         leave_marker(run),
     )
     context = TrainRunContext(
-        f"{name}-{history.lease + 1}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
+        f"{name}-{lease.number}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
     )
     observer = Callbacks(display, spec.run.callbacks, context)
-    driver = Driver(job, engine, log, history, observer)
+    driver = Driver(job, store, engine, lease, observer, Registry(), clock)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
         stopped = _run_thread(thread, driver)
     finally:
         observer.close()
-    if driver.crash is not None:
-        if isinstance(driver.crash, EverstepError):
-            raise driver.crash
-        raise ControllerError(driver.crash) from driver.crash
-    assert driver.ended is not None, "a run that is over says how"
-    _raise_for(driver.ended, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
-    return replace(result_of(run, history, spec.run.storage_options), return_value=driver.value)
+    outcome = driver.outcome
+    if outcome.crash is not None:
+        if isinstance(outcome.crash, EverstepError):
+            raise outcome.crash
+        raise ControllerError(outcome.crash) from outcome.crash
+    assert outcome.end is not None, "a run that is over says how"
+    if outcome.unrecorded is not None:
+        _say_unrecorded(outcome.end, outcome.unrecorded)
+    _raise_for(outcome.end, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
+    result = result_of(run, lease.history, spec.run.storage_options)
+    return replace(result, return_value=driver.workers.results.value)
 
 
-def _changes(before: History, config: str, workers: tuple[int, int]) -> str:
+def _say_unrecorded(end: EndRun, error: EverstepError) -> None:
+    """The run is over, and its journal doesn't say so."""
+    if end.outcome is Outcome.FINISHED:
+        what = "training finished: every rank returned. Run again, it would go on from its newest checkpoint"
+    else:
+        what = "the run has ended, and can be resumed"
+    print(f"everstep: {what}. Its end could not be recorded: {error}", file=sys.stderr)
+
+
+def _in_a_loop(work: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
+    """Run a coroutine where there may be an event loop already, as in a notebook; Ctrl+C cancels it."""
+    future: Future[Found] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Found]]] = Future()
+
+    async def run() -> Found:
+        task = asyncio.ensure_future(work())
+        started.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    def body() -> None:
+        try:
+            future.set_result(asyncio.run(run()))
+        except BaseException as error:  # raised where it is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=body, name="everstep-lease", daemon=True).start()
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        loop, task = started.result()
+        loop.call_soon_threadsafe(task.cancel)
+        raise
+
+
+def _changes(before: records.Opened, config: str, workers: tuple[int, int]) -> str:
     if before.config != config:
         return "train_loop_config"
-    if before.workers != workers:
-        return f"ScalingConfig.num_workers, which was {before.workers[0]} to {before.workers[1]}"
+    if (before.workers_min, before.workers_max) != workers:
+        return f"ScalingConfig.num_workers, which was {before.workers_min} to {before.workers_max}"
     return "the training function, a module that it imports, or ScalingConfig"
 
 
@@ -217,12 +272,12 @@ def _run_thread(thread: threading.Thread, driver: Driver) -> StopKind | None:
         _on_signal(signal.SIGINT, interrupted, instead_of=signal.default_int_handler),
     ):
         thread.start()
-        while not driver.done.is_set():
+        while not driver.outcome.done.is_set():
             try:
                 # Short waits: an exception thrown into this thread (a notebook's stop button) is seen in
                 # between. Not thread.join(): an exception inside it makes Python believe that the thread has
                 # ended.
-                driver.done.wait(0.1)
+                driver.outcome.done.wait(0.1)
             except KeyboardInterrupt:
                 interrupted()
     return stopped
@@ -320,7 +375,7 @@ def _ranks_on(driver: Driver, host: str | None) -> list[int]:
 
 
 def _worker_error(failure: Failure, rank: int, driver: Driver) -> WorkerError:
-    exits = [exited for (_, _, r), exited in driver.tails.items() if r == rank]
+    exits = [exited for (_, _, r), exited in driver.workers.results.tails.items() if r == rank]
     exited = exits[-1] if exits else None
     tail = failure.log_tail or (exited.log_tail if exited is not None else "")
     path = failure.log_path or (exited.log_path if exited is not None else "")

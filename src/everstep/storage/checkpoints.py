@@ -15,27 +15,34 @@ In a run's store::
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from everstep.control.events import CheckpointRef
 from everstep.control.reports import Part
-from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.errors import ConfigError, DamagedCheckpointError, StorageError
+from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.folder import files_below
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
 MANIFEST = ".manifest.json"
 PARTS = ".parts"
 NAMES = ".names"
-FORMAT = 2
-"""Of part records and manifests. 1 had no epoch and index in its parts, and no ranks in its manifests."""
+FORMAT = 3
+"""Of part records and manifests. 1 had no epoch and index in its parts, and no ranks in its manifests. 2 had
+manifests without a seal, and without what the journal says of a checkpoint.
+"""
+RESERVED = ("journal", "logs", "requests")
+"""Folders of a run that hold something else than checkpoints."""
 
 _OURS = re.compile(r"checkpoint_\d{4,}_\d{6,}(_g\d{3,}\.\d{3,})?")
-_SUFFIX = re.compile(r"(?P<name>.+)\.e\d+(g\d+\.\d+)?")
+_SUFFIX = re.compile(r"(?P<name>.+)\.e\d+(g\d+\.\d+)?(\.\d+)?")
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -76,13 +83,35 @@ class PartRecord(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
+    """All that there is to know of a checkpoint: from the manifests alone, a run's list of checkpoints can be
+    made again.
+    """
+
     format: int
     epoch: int
     index: int
     files: list[FileRecord]
     external: str | None = None
     ranks: list[int] = []
-    """Who brought a part."""
+    """The ranks that brought a part."""
+    group: int = 0
+    generation: int = 0
+    order: int = 0
+    metrics: bytes = b""
+    """What rank 0 reported with it, as the journal has it."""
+    void: bool = False
+    """This takes the place of a manifest, so that none can be written any more: the folder is given up."""
+    seal: str = ""
+    """A digest of everything else here: an entry that is changed or dropped is noticed."""
+
+    def sealed(self) -> Manifest:
+        plain = msgspec.structs.replace(self, seal="")
+        return msgspec.structs.replace(plain, seal=hashlib.sha256(msgspec.json.encode(plain)).hexdigest())
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What two manifests of one checkpoint have in common, whoever writes them."""
+        return (self.epoch, self.index, self.group, self.generation, self.files, self.external)
 
 
 # ---------------------------------------------------------------------- names
@@ -96,14 +125,39 @@ def folder_name(epoch: int, index: int, group: int | None, generation: int) -> s
     return base if group is None else f"{base}_g{group:03d}.{generation:03d}"
 
 
-def claim_name(run: Store, name: str, owner: str) -> str:
-    """A folder name that the user chose, made unique.
+def check_name(name: str) -> None:
+    """Whether a user's ``checkpoint_dir_name`` can be the name of a checkpoint's folder."""
+    if not name or "/" in name or name.startswith(".") or not name.isprintable():
+        raise ConfigError(
+            f"checkpoint_dir_name={name!r} can't be the name of a folder",
+            "give it a plain name, without slashes, control characters or a leading dot",
+            "checkpoint_dir_name",
+        )
+    if name in RESERVED or _OURS.fullmatch(name):
+        raise ConfigError(
+            f"checkpoint_dir_name={name!r} is a name that Everstep uses itself",
+            f"give it another name than {', '.join(RESERVED)} and checkpoint_<number>_<number>",
+            "checkpoint_dir_name",
+        )
 
-    The first incarnation to use a name gets it. A later one (a run that was rewound, a frozen worker that
-    woke up) gets the name with its own suffix: every rank of an incarnation comes to the same answer without
-    asking anybody.
+
+def claim_name(run: Store, name: str, incarnation: str, index: int, rank: int) -> str:
+    """A folder name that the user chose for a report, made unique.
+
+    The first report to use a name gets it. A later one (of a run that was rewound, of a worker that was
+    frozen and woke up, or simply of the next step) gets the name with a suffix of its own: every rank comes
+    to the same answer without asking another.
     """
-    return name if run.create(f"{NAMES}/{name}", owner.encode()) else f"{name}.{owner}"
+    check_name(name)
+    report = f"{incarnation}.{index}"
+    if not run.create(f"{NAMES}/.{report}", name.encode()):
+        chosen = (run.read(f"{NAMES}/.{report}") or b"").decode()
+        raise ConfigError(
+            f"checkpoint_dir_name={name!r} at rank {rank}, and {chosen!r} at another rank, in report {index}",
+            "give the same name at all ranks: they save one checkpoint together",
+            "checkpoint_dir_name",
+        )
+    return name if run.create(f"{NAMES}/{name}", report.encode()) else f"{name}.{report}"
 
 
 # ---------------------------------------------------------------------- bringing a part
@@ -131,7 +185,7 @@ def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None
             for future in futures:
                 future.cancel()  # after a failure, what hasn't begun need not
     check()
-    return _record(run, share, [record for record in found if record is not None])
+    return record_part(run, share, [record for record in found if record is not None])
 
 
 def note_external(run: Store, share: Share, address: str, options: Mapping[str, str] | None = None) -> Part:
@@ -140,10 +194,11 @@ def note_external(run: Store, share: Share, address: str, options: Mapping[str, 
         files = list(open_store(address, options).list())
     except (StorageError, ValueError):
         files = []  # a place that only the user's code knows how to read
-    return _record(run, share, files, address)
+    return record_part(run, share, files, address)
 
 
-def _record(run: Store, share: Share, files: list[FileRecord], external: str | None = None) -> Part:
+def record_part(run: Store, share: Share, files: list[FileRecord], external: str | None = None) -> Part:
+    """Say what this rank has brought. Its files are there already."""
     record = PartRecord(
         share.rank,
         files,
@@ -173,9 +228,31 @@ def _is_ours(path: Path) -> bool:
 # ---------------------------------------------------------------------- committing
 
 
-def commit(run: Store, folder: str, epoch: int, index: int, parts: Iterable[bytes]) -> Manifest:
-    """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same."""
-    decoded = (_decode(part, PartRecord, run.address(folder), PARTS) for part in parts)
+class CommittedOtherwiseError(StorageError):
+    """There is a manifest already, and it isn't ours."""
+
+
+async def commit(
+    run: AsyncStore, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes = b""
+) -> Manifest:
+    """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same.
+
+    A ``StorageError`` leaves open whether it was written; asking again tells. ``CommittedOtherwiseError``
+    and ``DamagedCheckpointError`` are final.
+    """
+    manifest = _manifest_from(run.address(ref.folder), ref, parts, metrics)
+    if await run.create(f"{ref.folder}/{MANIFEST}", msgspec.json.encode(manifest)):
+        return manifest
+    present = await read_manifest(run, ref.folder)
+    if present is None:
+        raise CommittedOtherwiseError(f"checkpoint {ref.folder} was given up by another driver")
+    if present.identity != manifest.identity:
+        raise CommittedOtherwiseError(f"checkpoint {ref.folder} was committed by somebody else")
+    return present
+
+
+def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes) -> Manifest:
+    decoded = (_decode(part, PartRecord, checkpoint, PARTS) for part in parts)
     records = sorted(decoded, key=lambda record: record.rank)
     files: dict[str, FileRecord] = {}
     for record in records:
@@ -185,55 +262,60 @@ def commit(run: Store, folder: str, epoch: int, index: int, parts: Iterable[byte
             # earlier rank looked: the largest is the latest.
             if known is None or (record.external and file.size > known.size):
                 files[file.path] = file
-    manifest = Manifest(
+    return Manifest(
         FORMAT,
-        epoch,
-        index,
+        ref.epoch,
+        ref.index,
         [files[path] for path in sorted(files)],
         next((record.external for record in records if record.external), None),
         [record.rank for record in records],
-    )
-    if not run.create(f"{folder}/{MANIFEST}", msgspec.json.encode(manifest)):
-        present = read_manifest(run, folder)
-        if present is None or (present.epoch, present.index, present.files, present.external) != (
-            manifest.epoch,
-            manifest.index,
-            manifest.files,
-            manifest.external,
-        ):
-            raise StorageError(f"checkpoint {folder} was committed by somebody else")
-    return manifest
+        ref.group,
+        ref.generation,
+        ref.order,
+        metrics or next((record.metrics for record in records if record.metrics), b""),
+    ).sealed()
 
 
-def read_manifest(run: Store, folder: str) -> Manifest | None:
-    return manifest_of(run.child(folder))
+async def make_void(run: AsyncStore, folder: str) -> bool:
+    """Make sure that a folder can't become a checkpoint any more, whoever is about to commit it. False: it is
+    one already.
+    """
+    tombstone = Manifest(FORMAT, 0, 0, [], void=True).sealed()
+    if await run.create(f"{folder}/{MANIFEST}", msgspec.json.encode(tombstone)):
+        return True
+    return await read_manifest(run, folder) is None
+
+
+async def read_manifest(run: AsyncStore, folder: str) -> Manifest | None:
+    """None if there is none (yet, or any more)."""
+    return _manifest_in(await run.read(f"{folder}/{MANIFEST}"), run.address(folder))
 
 
 def manifest_of(checkpoint: Store) -> Manifest | None:
-    """The manifest in a checkpoint's own store; None if there is none (yet, or any more)."""
-    data = checkpoint.read(MANIFEST)
-    return None if data is None else _decode(data, Manifest, checkpoint.address(), MANIFEST)
+    """The manifest in a checkpoint's own store."""
+    return _manifest_in(checkpoint.read(MANIFEST), checkpoint.address())
 
 
-def read_parts(run: Store, folder: str) -> dict[int, Part]:
-    """The parts that are in storage, by rank: a later driver can commit what is complete."""
-    parts: dict[int, Part] = {}
-    for file in run.list(f"{folder}/{PARTS}"):
-        data = run.read(file.path)
-        if data is not None:
-            record = _decode(data, PartRecord, run.address(folder), file.path.removeprefix(f"{folder}/"))
-            parts[record.rank] = Part(record.index, folder, data)
-    return parts
+def _manifest_in(data: bytes | None, checkpoint: str) -> Manifest | None:
+    if data is None:
+        return None
+    manifest = _decode(data, Manifest, checkpoint, MANIFEST)
+    return None if manifest.void else manifest
 
 
-def whole_by_parts(run: Store, folder: str) -> list[PartRecord]:
+async def whole_by_parts(run: AsyncStore, folder: str) -> list[PartRecord]:
     """The parts of a checkpoint that every rank has brought one of, from the lowest rank up; else nothing.
 
     Where only some ranks save, the others' silence can't be told from their absence by looking at storage.
     """
-    records: list[PartRecord] = []
-    for rank, part in sorted(read_parts(run, folder).items()):
-        records.append(_decode(part.record, PartRecord, run.address(folder), f"{PARTS}/rank-{rank:05d}.json"))
+    address = run.address(folder)
+    parts: dict[int, PartRecord] = {}
+    for file in await run.list(f"{folder}/{PARTS}"):
+        data = await run.read(file.path)
+        if data is not None:
+            part = _decode(data, PartRecord, address, file.path.removeprefix(f"{folder}/"))
+            parts[part.rank] = part
+    records = [parts[rank] for rank in sorted(parts)]
     same = len({record.checkpoint for record in records}) == 1
     return records if same and len(records) == records[0].ranks else []
 
@@ -252,51 +334,29 @@ def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Form
             f"reads up to {FORMAT}",
             "upgrade Everstep",
         )
+    if isinstance(record, Manifest) and record.format >= 3 and record != record.sealed():
+        raise DamagedCheckpointError(checkpoint, file, "was changed after it was written")
     return record
 
 
-# ---------------------------------------------------------------------- letting go
+# ---------------------------------------------------------------------- what is there
 
 
-def delete_external(run: Store, folder: str, options: Mapping[str, str] | None = None) -> None:
-    """Remove the files that somebody else put elsewhere for this checkpoint: those that were listed when it
-    was reported, and nothing beside them.
-    """
-    manifest = read_manifest(run, folder)
-    if manifest is not None and manifest.external:
-        open_store(manifest.external, options).delete(file.path for file in manifest.files)
-
-
-def discard(run: Store, folder: str) -> None:
-    """Remove a checkpoint. Its manifest goes first, so that half of one never looks whole. What Everstep
-    didn't put there (``external``) stays.
-    """
-    run.delete([f"{folder}/{MANIFEST}"])
-    run.clear(folder)
-
-
-def list_folders(run: Store) -> list[str]:
+async def list_folders(run: AsyncStore) -> list[str]:
     """Every checkpoint's folder in the run, committed or not. Other folders there are somebody else's."""
-    names = {file.path.removeprefix(f"{NAMES}/") for file in run.list(NAMES)}
+    names = {file.path.removeprefix(f"{NAMES}/") for file in await run.list(NAMES)}
 
     def is_checkpoint(folder: str) -> bool:
+        if folder in RESERVED:
+            return False
         if _OURS.fullmatch(folder) or folder in names:
             return True
         suffixed = _SUFFIX.fullmatch(folder)
         return suffixed is not None and suffixed["name"] in names
 
-    return [folder for folder in run.folders() if is_checkpoint(folder)]
+    return [folder for folder in await run.folders() if is_checkpoint(folder)]
 
 
-def garbage(run: Store, committed: Collection[str], protected: Collection[str] = ()) -> list[str]:
-    """Folders that no owner can commit any more.
-
-    Args:
-        run: The run's store. Only its owner may ask, and only between taking the run over and starting
-            workers, or with everything that workers may still bring in ``protected``.
-        committed: Folders whose commit is in the journal, and whose deletion isn't.
-        protected: Folders that may still be committed: those of a live epoch, and those whose parts an
-            agent still holds.
-    """
-    keep = {*committed, *protected}
-    return [folder for folder in list_folders(run) if folder not in keep]
+def epoch_of(folder: str) -> int:
+    """The attempt that a folder with a name of ours is of; 0 for others."""
+    return int(folder.split("_")[1]) if _OURS.fullmatch(folder) else 0

@@ -35,6 +35,8 @@ WAIT_S = 3600.0
 """How long a process waits for another one of its host that is downloading."""
 KEPT_COPIES = 2
 """Copies of each run that stay in the cache."""
+WORTH_A_THREAD = 1 << 20
+"""Bytes of a checkpoint from which on two threads read it faster than one."""
 UNUSED_S = 7 * 24 * 3600.0
 """Copies that nobody has asked for in this long go, whatever run they are of."""
 
@@ -80,10 +82,13 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
             raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
         compare(checkpoint.address(), expected, found)
 
-    if digests:
+    if digests and sum(file.size for file in manifest.files) > WORTH_A_THREAD:
         with ThreadPoolExecutor(2, thread_name_prefix="everstep-verify") as pool:
             for _ in pool.map(look, _compared(manifest)):
                 pass
+    elif digests:
+        for file in _compared(manifest):
+            look(file)
     return manifest
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep import Deadlines, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
-from everstep.driver import journal
-from everstep.driver.loop import stop_request
+from everstep.driver import journal, records
+from everstep.driver.housekeeping import stop_request
 from processes import wait_for
 
 _STORE = 80 << 20
@@ -231,7 +231,7 @@ class Running:
     def abandon(self) -> None:
         """After a test that failed: as ``everstep stop`` does it."""
         if self.thread.is_alive():
-            lease = max(r.lease for r in self.records(journal.Opened))
+            lease = max(r.lease for r in self.records(records.Opened))
             request = self.path / stop_request(lease)
             request.parent.mkdir(exist_ok=True)
             request.touch()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from everstep.driver import journal
+from everstep.driver import journal, records
 from processes import alive, wait_for
 
 from .cluster import RayCluster, everstep_actors, everstep_groups, notes_in
@@ -97,7 +97,7 @@ def test_a_killed_driver_is_replaced_and_nothing_restarts(cluster: RayCluster, t
     until_step(first, tmp_path, at + 20)  # nobody drives, and they train on
     second = start(cluster, tmp_path)
     run = tmp_path / "runs" / "run"
-    wait_for(lambda: any(isinstance(r, journal.TakenOver) for r in journal.read(run)), "the take-over", 60.0)
+    wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over", 60.0)
     assert actor_ids() == agents
     at = max(note["step"] for note in notes_in(tmp_path))
     until_step(second, tmp_path, at + 5)

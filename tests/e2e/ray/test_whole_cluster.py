@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep import Result
-from everstep.driver import journal
+from everstep.driver import journal, records
 from processes import wait_for
 
 from .cluster import RayCluster
@@ -48,7 +48,7 @@ def test_the_same_command_resumes_on_a_new_cluster_after_the_old_one_went_down(t
     folder = tmp_path / "phoenix"
 
     def committed() -> int:
-        return sum(isinstance(record, journal.Committed) for record in journal.read(folder))
+        return sum(isinstance(record, records.Committed) for record in journal.read(folder))
 
     old = RayCluster()
     try:

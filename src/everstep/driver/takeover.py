@@ -1,4 +1,4 @@
-"""Workers that an earlier driver left behind: what their agents tell, and whether they can be kept."""
+"""Taking over workers that an earlier driver left behind: what their agents tell, and which are kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from everstep.agent import wire
+from everstep.control.deadlines import Deadlines
 from everstep.control.events import Adopted
 from everstep.driver.streams import Key, Stream
+from everstep.engine.base import Engine
 from everstep.topology.slices import HostId, SliceName
 
 
@@ -178,3 +180,30 @@ class LeftBehind:
                 rest.append((host, message))
         yield from data.values()
         yield from rest
+
+
+async def ask_agents(
+    engine: Engine,
+    left: LeftBehind,
+    lease: int,
+    slices: Callable[[], Mapping[HostId, SliceName]],
+    limits: Deadlines,
+    say: Callable[[str], None],
+) -> None:
+    """Ask agents that hold workers of this run what they have, and end what can't be kept. ``slices`` is
+    called once they have answered.
+    """
+    for host in left.hosts:
+        engine.claim(host)
+    await left.wait(left.told, limits.heartbeat_timeout_s)
+    why_not = left.give_up_broken(slices())
+    if why_not:
+        what = "are ended" if left.broken() else "are missing"
+        say(f"workers of an earlier driver {what}: {why_not}")
+        for (host, generation), ranks in left.broken().items():
+            left.stopping.add((host, generation))
+            engine.send(host, wire.Stop(lease, left.epoch, generation, ranks, 0.0))
+        await left.wait(left.stopped, limits.kill_s)
+    for host in left.hosts:
+        if host not in left.kept_hosts():
+            engine.unclaim(host)

@@ -1,0 +1,161 @@
+"""Commits, and what they lead to: a record in the journal, and retention.
+
+A commit whose outcome isn't known is asked for again until it is: the same parts come to the same manifest.
+It never becomes a deletion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from everstep.config import CheckpointConfig
+from everstep.control import commands as c, events as e
+from everstep.control.events import CheckpointRef
+from everstep.driver import records
+from everstep.driver.clock import Clock
+from everstep.driver.deletions import Deletions
+from everstep.driver.history import History, to_delete
+from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.storage import checkpoints
+from everstep.storage.asynchronous import AsyncStore
+from everstep.storage.checkpoints import Manifest
+
+_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 15.0
+
+Incarnation = tuple[int, int]
+"""(replica group, generation)."""
+
+
+class Commits:
+    def __init__(
+        self,
+        run: AsyncStore,
+        history: History,
+        deletions: Deletions,
+        config: CheckpointConfig,
+        write: Callable[[records.AnyRecord], None],
+        emit: Callable[[e.AnyEvent], None],
+        say: Callable[[str], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        clock: Clock,
+    ) -> None:
+        """``write`` puts a record into the journal, and into ``history``."""
+        self._run = run
+        self._history = history
+        self._deletions = deletions
+        self._config = config
+        self._write = write
+        self._emit = emit
+        self._say = say
+        self._spawn = spawn
+        self._clock = clock
+        self._under_way: set[tuple[Incarnation, int]] = set()
+        self._removing: set[str] = set()
+
+    def under_way(self, of: Incarnation) -> set[int]:
+        """Reports of this incarnation whose checkpoints are being committed."""
+        return {index for incarnation, index in self._under_way if incarnation == of}
+
+    async def commit(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> bool:
+        """Commit it, and let go of what it replaces. False if it can't be committed."""
+        ready = command.checkpoint
+        key = ((command.group, command.generation), ready.index)
+        self._under_way.add(key)
+        try:
+            manifest = await self._until_known(command, metrics)
+        except StorageError as error:
+            self._say(f"checkpoint {ready.folder} can't be committed: {error}")
+            self._emit(e.CommitFailed(at=self._clock.now(), folder=ready.folder, reason=str(error)))
+            return False
+        finally:
+            self._under_way.discard(key)
+        self._write(
+            records.Committed(
+                self._clock.now(),
+                ready.folder,
+                command.epoch,
+                ready.index,
+                metrics,
+                manifest.external,
+                command.group,
+                command.generation,
+                command.order,
+            )
+        )
+        self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder))
+        self.retain()
+        return True
+
+    async def _until_known(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> Manifest:
+        ready = command.checkpoint
+        ref = CheckpointRef(
+            ready.folder, command.epoch, ready.index, command.group, command.generation, command.order
+        )
+        pause = _PAUSE_S
+        while True:
+            if ready.folder in self._history.deleted:
+                raise StorageError("its folder was given up before")
+            try:
+                parts = [part.record for _, part in ready.parts]
+                return await checkpoints.commit(self._run, ref, parts, bytes(metrics))
+            except (checkpoints.CommittedOtherwiseError, DamagedCheckpointError):
+                raise
+            except StorageError as error:
+                if pause == _PAUSE_S:
+                    self._say(f"checkpoint {ready.folder} can't be committed yet: {error}; it is tried again")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def retain(self) -> None:
+        for folder in to_delete(self._history, self._config):
+            self._emit(e.CheckpointGone(at=self._clock.now(), folder=folder))
+            self._give_up(folder)
+
+    def discard(self, folder: str) -> None:
+        """This folder can't become a checkpoint any more."""
+        self._spawn(self._patiently(lambda: self._make_void(folder)))
+
+    async def _make_void(self, folder: str) -> None:
+        # An earlier driver may be about to commit it: then it is one, and stays.
+        if await checkpoints.make_void(self._run, folder):
+            self._give_up(folder)
+
+    def _give_up(self, folder: str) -> None:
+        if folder not in self._history.deleted:
+            self._write(records.Deleted(self._clock.now(), folder))
+            self._removing.add(folder)
+            self._spawn(self._patiently(lambda: self._remove(folder)))
+
+    async def _remove(self, folder: str) -> None:
+        await self._deletions.remove(folder)
+        self._removing.discard(folder)
+
+    async def _patiently(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Until storage does it. What is left when the driver ends is done when the run is resumed."""
+        pause = _PAUSE_S
+        while True:
+            try:
+                await work()
+                return
+            except DamagedCheckpointError as error:
+                self._say(f"{error}; it is left as it is")
+                return
+            except StorageError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def finish_deletions(self, limit_s: float) -> None:
+        """At the end of a run. What remains is removed when it is resumed."""
+        try:
+            async with asyncio.timeout(limit_s):
+                for folder in sorted(self._removing):
+                    await self._deletions.remove(folder)
+        except (TimeoutError, StorageError):
+            self._say(
+                f"folders that are no longer needed can't be removed: {', '.join(sorted(self._removing))}"
+            )

@@ -1,0 +1,54 @@
+"""The one place where something of a run is removed. It asks the journal first.
+
+A folder is removed after the record that gives it up is durable, which a driver that has been replaced can't
+write. So a later owner knows of every folder that may be gone, or may yet go. What can't be removed now is
+removed by a later owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from everstep.driver.history import History
+from everstep.driver.journal import Journal
+from everstep.storage.asynchronous import AsyncStore
+from everstep.storage.checkpoints import MANIFEST, read_manifest
+from everstep.storage.store import open_store
+
+
+class Deletions:
+    def __init__(
+        self,
+        run: AsyncStore,
+        journal: Journal,
+        history: History,
+        *,
+        delete_external: bool = False,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._run = run
+        self._journal = journal
+        self._history = history
+        self._delete_external = delete_external
+        self._storage_options = storage_options
+
+    async def remove(self, folder: str) -> None:
+        """Remove a folder that the journal gives up. Its manifest goes first, so that half of a checkpoint
+        never looks whole. Raises ``FencedError`` if another driver owns the run.
+        """
+        assert folder in self._history.deleted, f"{folder} is removed, and the journal doesn't say so"
+        await self._journal.flush()
+        if self._delete_external:
+            await self._remove_external(folder)
+        await self._run.delete([f"{folder}/{MANIFEST}"])
+        await self._run.clear(folder)
+
+    async def _remove_external(self, folder: str) -> None:
+        """Remove the files that the user's own code put elsewhere for this checkpoint: those that were listed
+        when it was reported, and nothing beside them.
+        """
+        manifest = await read_manifest(self._run, folder)
+        if manifest is not None and manifest.external:
+            place, options = manifest.external, self._storage_options
+            files = [file.path for file in manifest.files]
+            await self._run.call(lambda _: open_store(place, options).delete(files))

@@ -1,0 +1,138 @@
+"""What a driver does again and again while it lives: it makes the journal durable, keeps it short, and looks
+at the run's folder.
+
+Each of these waits for its own last call and for no other, so that a slow one doesn't pile up or hold up the
+rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from everstep.agent import wire
+from everstep.control.controller import Controller
+from everstep.driver import records
+from everstep.driver.clock import Clock
+from everstep.driver.history import History
+from everstep.driver.journal import Journal, JournalRemovedError
+from everstep.errors import StorageError
+from everstep.storage.asynchronous import AsyncStore
+from everstep.storage.checkpoints import MANIFEST
+from everstep.topology.slices import HostId
+
+FLUSH_S = 0.2
+_LOOK_S = 2.0
+_COMPACT_S = 1.0
+_COMPACT_AGAIN_S = 60.0
+
+
+def stop_request(lease: int) -> str:
+    """The object that asks the owner of this lease to stop. Of a lease that is over, it means nothing."""
+    return f"requests/stop-{lease}"
+
+
+class Housekeeping:
+    def __init__(
+        self,
+        run: AsyncStore,
+        journal: Journal,
+        history: History,
+        marker: str,
+        say: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        """``marker``: an object that every host must find in the run's storage."""
+        self._marker = marker
+        self._run = run
+        self._journal = journal
+        self._history = history
+        self._say = say
+        self._clock = clock
+        self._uncommitted: dict[str, float] = {}
+        """Since when a checkpoint waits for ranks."""
+
+    async def keep_flushing(
+        self,
+        ttl_s: float,
+        collect: Callable[[], list[tuple[HostId, wire.Acknowledge]]],
+        send: Callable[[HostId, wire.AnyToAgent], None],
+        gone: Callable[[str], None],
+    ) -> None:
+        """Make durable what has been written, renew the lease, and let agents forget what they need not keep.
+        ``collect`` writes what waits to be written, and tells what may be acknowledged after that.
+        ``gone``: a checkpoint was removed by somebody else.
+        """
+        wrote = self._clock.now()
+        failing = False
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            acknowledged = collect()
+            if self._clock.now() - wrote >= ttl_s / 3:
+                self._journal.append(records.Renewed(self._clock.now()))
+            try:
+                if await self._journal.flush():
+                    wrote = self._clock.now()
+            except JournalRemovedError as error:
+                self._say(f"{error}. What was saved there is gone; training goes on, and saves anew")
+                await self._start_anew(gone)
+                continue
+            except StorageError as error:
+                if not failing:
+                    self._say(f"the journal can't be written: {error}; it is tried again")
+                failing = True
+                continue
+            failing = False
+            for host, message in acknowledged:
+                send(host, message)
+
+    async def _start_anew(self, gone: Callable[[str], None]) -> None:
+        try:
+            for folder in [*self._history.checkpoints]:
+                if not await self._run.exists(f"{folder}/{MANIFEST}"):
+                    gone(folder)
+            await self._run.create(self._marker, b"")
+            await self._journal.start_anew(self._history.as_records())
+        except JournalRemovedError:
+            pass  # and again: the next flush finds out
+        except StorageError as error:
+            self._say(f"the journal can't be written: {error}; it is tried again")
+
+    async def keep_short(self) -> None:
+        """Put old objects of the journal together. A store that is slow at it is asked seldom."""
+        while True:
+            await asyncio.sleep(_COMPACT_S)
+            if self._journal.is_long:
+                try:
+                    await self._journal.compact()
+                except StorageError as error:
+                    self._say(f"old records can't be put together: {error}; it is tried again later")
+                    await asyncio.sleep(_COMPACT_AGAIN_S)
+
+    async def wait_for_stop_request(self, lease: int) -> None:
+        """Until somebody at another terminal asks this driver to stop."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                if await self._run.exists(stop_request(lease)):
+                    return
+            except StorageError:
+                continue  # it is said elsewhere that storage is away
+
+    def warn_of_uncommitted(self, controller: Controller, after_s: float) -> None:
+        """A checkpoint that some ranks never report would wait for ever without a word."""
+        now = self._clock.now()
+        seen: dict[str, float] = {}
+        for group in controller.groups.values():
+            for index, folder in group.book.open_folders.items():
+                since = seen[folder] = self._uncommitted.get(folder, now)
+                if now - since > after_s:
+                    ranks = group.book.missing(index)
+                    many = "ranks" if len(ranks) > 1 else "rank"
+                    self._say(
+                        f"checkpoint {folder} waits for {many} {', '.join(map(str, ranks))}: every rank must "
+                        "call report() equally often"
+                    )
+                    seen[folder] = math.inf  # once is enough
+        self._uncommitted = seen

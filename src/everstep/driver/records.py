@@ -1,0 +1,228 @@
+"""The journal's records, and how they look as bytes: a length, a checksum and a typed msgpack body.
+
+The controller's own records (``control.commands``) stand beside those here, which only the driver writes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from everstep.control import commands as c
+from everstep.errors import StorageError
+
+FORMAT = 3
+"""2 had leases that were counted, and snapshots only at the beginning of an object."""
+
+_HEAD = struct.Struct("<II")
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who drives a run, told apart for good: a pid is used again, with its start time and the machine's boot
+    it isn't.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    started: int
+    engine: str = ""
+    """What its engine knows it by, if it has ways of its own to tell whether it lives."""
+    pid_namespace: str = ""
+    """In which ``pid`` means something. Containers that share a host name need not share this."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Entry(msgspec.Struct, frozen=True, tag=True):
+    """What only the driver writes; the brain's own records stand beside these."""
+
+
+class Opened(Entry, frozen=True):
+    """A driver takes the run."""
+
+    format: int
+    lease: int
+    """The number of the object that holds this record, so that it always grows, whatever else is lost."""
+    owner: Owner
+    at: float
+    wall: float
+    """UNIX time that belongs to ``at``."""
+    version: str
+    name: str
+    workers_min: int
+    workers_max: int
+    fingerprint: str
+    """Of the training function, its config and what it imports of the user's."""
+    config: str
+    """Of the config alone."""
+    nonce: str
+    """No two drivers write the same bytes: a driver that reads its own back knows that it won."""
+    ttl_s: float = 0.0
+    """Silence after which another driver may take the run: this owner renews its lease more often."""
+
+
+class Renewed(Entry, frozen=True):
+    """The owner lives, and had nothing else to say for a while."""
+
+    at: float
+
+
+class TakenOver(Entry, frozen=True):
+    """Workers of an earlier driver go on under this one: it is the same start, with the same budgets."""
+
+    at: float
+    epoch: int
+
+
+class Committed(Entry, frozen=True):
+    """A checkpoint exists: its manifest is written."""
+
+    at: float
+    folder: str
+    epoch: int
+    index: int
+    metrics: msgspec.Raw
+    external: str | None
+    group: int = 0
+    generation: int = 0
+    order: int = 0
+
+
+class Deleted(Entry, frozen=True):
+    """A folder is given up: by retention, or because it can't become a checkpoint any more. Written before
+    anything is removed.
+    """
+
+    at: float
+    folder: str
+
+
+class Damaged(Entry, frozen=True):
+    """A checkpoint can't be restored any more, and why."""
+
+    at: float
+    folder: str
+    reason: str
+
+
+class Metrics(Entry, frozen=True):
+    """Rank 0's reports, from ``first`` on; with replica groups, while rank 0's is being replaced, those of
+    the first rank that trains.
+    """
+
+    epoch: int
+    first: int
+    rows: list[msgspec.Raw]
+    group: int = 0
+    generation: int = 0
+
+
+class Closed(Entry, frozen=True):
+    at: float
+    outcome: str
+    message: str
+    value: bytes | None
+    """What rank 0 returned, if that is plain data."""
+
+
+class Snapshot(Entry, frozen=True):
+    """The records of all objects below number ``upto`` are in these archives."""
+
+    archives: list[str]
+    upto: int = 0
+    """0, of format 2: the number of the object that holds this record."""
+
+
+AnyRecord = (
+    Opened
+    | Renewed
+    | TakenOver
+    | Committed
+    | Deleted
+    | Damaged
+    | Metrics
+    | Closed
+    | Snapshot
+    | c.PhaseChanged
+    | c.GroupsStarting
+    | c.Waiting
+    | c.FailureSeen
+    | c.RecoveryDecided
+    | c.GroupStarted
+    | c.Recovered
+    | c.CheckpointKept
+    | c.HostSetAside
+    | c.PreemptionSeen
+)
+
+_decoder = msgspec.msgpack.Decoder(AnyRecord)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(record: AnyRecord) -> bytes:
+    body = _encoder.encode(record)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def decode(data: bytes, damaged: Callable[[str], None] = lambda damage: None) -> Iterator[AnyRecord]:
+    """The records of an object. ``damaged`` is called for what can't be read; what follows it is read where
+    possible.
+    """
+    at = 0
+    while at < len(data):
+        if at + _HEAD.size > len(data):
+            damaged(f"ends in the middle of a record, at byte {at}")
+            return
+        length, checksum = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(body) < length:
+            damaged(f"ends in the middle of a record, at byte {at}")
+            return
+        if zlib.crc32(body) != checksum:
+            damaged(f"has a record with a wrong checksum, at byte {at}")
+        else:
+            yield _typed(body)
+        at += _HEAD.size + length
+
+
+def _typed(body: bytes) -> AnyRecord:
+    try:
+        record: AnyRecord = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _newer(str(error)) from error
+    if isinstance(record, Opened) and record.format > FORMAT:
+        raise _newer(f"format {record.format}, and this one reads up to {FORMAT}")
+    return record
+
+
+def _newer(what: str) -> StorageError:
+    return StorageError(f"the journal was written by a newer Everstep ({what})", "upgrade Everstep")
+
+
+def this_process(engine: str = "") -> Owner:
+    """This process, as an owner."""
+    from everstep.agent import kernel
+
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return Owner(
+        os.uname().nodename,
+        boot.read_text().strip() if boot.exists() else "",
+        os.getpid(),
+        kernel.start_time(os.getpid()) or 0,
+        engine,
+        _pid_namespace(),
+    )
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""  # not Linux

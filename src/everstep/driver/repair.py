@@ -1,0 +1,194 @@
+"""After a time in which nobody drove and no worker was left, storage is put in order.
+
+A manifest is a commit, whatever became of the driver that wrote it. A checkpoint that is whole by its parts
+is committed. The newest must be restorable. What nobody can finish any more is deleted; but not if the
+journal has been damaged: what isn't known isn't garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from everstep.control.events import CheckpointRef
+from everstep.driver import records
+from everstep.driver.clock import Clock
+from everstep.driver.deletions import Deletions
+from everstep.driver.history import History
+from everstep.errors import DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.storage import checkpoints, restore
+from everstep.storage.asynchronous import AsyncStore
+from everstep.storage.checkpoints import Manifest
+
+_NO_METRICS = msgspec.msgpack.encode({})
+
+
+class Repair:
+    def __init__(
+        self,
+        run: AsyncStore,
+        history: History,
+        deletions: Deletions,
+        write: Callable[[records.AnyRecord], None],
+        say: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        """``write`` puts a record into the journal, and into ``history``."""
+        self._run = run
+        self._history = history
+        self._deletions = deletions
+        self._write = write
+        self._say = say
+        self._clock = clock
+        self._adopted: list[Manifest] = []
+        self._left_alone: set[str] = set()
+        """Folders that can't be read."""
+
+    async def put_in_order(self, *, journal_is_whole: bool) -> None:
+        """For the owner of the run, before workers start."""
+        folders = await self.adopt_manifests()
+        unfinished = await self._finish(folders)
+        self._add_rows()
+        await self._find_restorable()
+        for folder in unfinished if journal_is_whole else ():
+            if await checkpoints.make_void(self._run, folder):
+                self._write(records.Deleted(self._clock.now(), folder))
+        for folder in folders:
+            if folder in self._history.deleted:
+                await self._deletions.remove(folder)
+
+    # ------------------------------------------------------------------ what was committed
+
+    async def adopt_manifests(self) -> list[str]:
+        """Take in every checkpoint that exists and that the journal doesn't know. Returns all folders of
+        checkpoints, whole or not. For every driver that takes a run, also with its workers.
+        """
+        folders = await checkpoints.list_folders(self._run)
+        history = self._history
+        # No number of an attempt is used twice, also if the record of its start is lost.
+        history.last_epoch = max([history.last_epoch, *map(checkpoints.epoch_of, folders)])
+        found: list[tuple[str, Manifest]] = []
+        for folder in self._unknown(folders):
+            try:
+                manifest = await checkpoints.read_manifest(self._run, folder)
+            except DamagedCheckpointError as error:
+                self._say(f"{error}; it is left as it is")
+                self._left_alone.add(folder)
+                continue
+            if manifest is not None:
+                found.append((folder, manifest))
+        for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
+            self._record(folder, manifest)
+        return folders
+
+    def _unknown(self, folders: list[str]) -> list[str]:
+        history = self._history
+        known = {*history.checkpoints, *history.damaged, *history.deleted, *self._left_alone}
+        return [folder for folder in folders if folder not in known]
+
+    async def _finish(self, folders: list[str]) -> list[str]:
+        """Commit what is whole by its parts. Nobody can tell any more what the ranks reported; the parts that
+        they saved still can. Returns the folders that aren't whole.
+        """
+        unfinished: list[str] = []
+        found: list[tuple[str, Manifest]] = []
+        for folder in self._unknown(folders):
+            try:
+                parts = await checkpoints.whole_by_parts(self._run, folder)
+            except DamagedCheckpointError as error:
+                self._say(f"{error}; it is left as it is")
+                continue
+            if parts and self._is_newer(parts[0]):  # of older ones, nobody has said that they count
+                ref = CheckpointRef(
+                    folder, parts[0].epoch, parts[0].index, parts[0].group, parts[0].generation
+                )
+                encoded = [msgspec.json.encode(part) for part in parts]
+                found.append((folder, await checkpoints.commit(self._run, ref, encoded)))
+            else:
+                unfinished.append(folder)
+        for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
+            self._record(folder, manifest)
+        return unfinished
+
+    def _is_newer(self, part: checkpoints.PartRecord) -> bool:
+        newest = self._history.newest
+        return newest is None or (part.epoch, part.index) > _age(newest.ref)
+
+    def _record(self, folder: str, manifest: Manifest) -> None:
+        self._say(f"checkpoint {folder} is whole, and is one of the run's from now on")
+        self._adopted.append(manifest)
+        self._write(
+            records.Committed(
+                self._clock.now(),
+                folder,
+                manifest.epoch,
+                manifest.index,
+                msgspec.Raw(manifest.metrics or _NO_METRICS),
+                manifest.external,
+                manifest.group,
+                manifest.generation,
+                manifest.order,
+            )
+        )
+
+    def _add_rows(self) -> None:
+        """What was reported with a checkpoint is one of the run's metrics, too. While workers live, they tell
+        it again themselves.
+        """
+        for manifest in self._adopted:
+            of = (manifest.group, manifest.generation)
+            known = self._history.reports(manifest.epoch).get(of, {})
+            if manifest.metrics and manifest.group == 0 and manifest.index > max(known, default=0):
+                row = msgspec.Raw(manifest.metrics)
+                self._write(records.Metrics(manifest.epoch, manifest.index, [row], *of))
+
+    # ------------------------------------------------------------------ what can be restored
+
+    async def _find_restorable(self) -> None:
+        """The newest checkpoint must be whole, or the one before it, … One that could not be read an earlier
+        time, and can now, counts again.
+        """
+        history = self._history
+        for kept in sorted(history.damaged.values(), key=lambda kept: -kept.ref.order):
+            newest = history.newest
+            if newest is not None and _age(kept.ref) < _age(newest.ref):
+                continue
+            if await self._damage_of(kept.ref.folder) is None:
+                self._say(f"checkpoint {kept.ref.folder} can be read again")
+                self._write(kept.as_record(self._clock.now()))
+        unread: StorageError | None = None
+        while (newest := history.newest) is not None and newest.external is None:
+            folder = newest.ref.folder
+            damage = await self._damage_of(folder)
+            if damage is None:
+                return
+            unread = damage if not isinstance(damage, DamagedCheckpointError) else unread
+            self._say(f"{damage}; the one before it is used")
+            self._write(records.Damaged(self._clock.now(), folder, str(damage)))
+        if history.newest is None and unread is not None:
+            raise unread  # better no start than one from the beginning, while the disk has a bad day
+
+    async def _damage_of(self, folder: str) -> StorageError | None:
+        """Why a checkpoint can't be restored; None if it can."""
+        try:
+            manifest = await checkpoints.read_manifest(self._run, folder)
+            size = sum(file.size for file in manifest.files) if manifest is not None else 0
+            await self._run.call(lambda run: restore.verify(run.child(folder)), size)
+        except DamagedCheckpointError as error:
+            return error
+        except StorageAccessError:
+            raise
+        except StorageError as error:
+            if not self._run.is_local:
+                raise  # the store is away: that says nothing about the checkpoint
+            return error
+        return None
+
+
+def _age(ref: CheckpointRef) -> tuple[int, int]:
+    return (ref.epoch, ref.index)
+
+
+def _place(manifest: Manifest) -> tuple[int, int, int]:
+    return (manifest.epoch, manifest.order, manifest.index)

@@ -1,0 +1,399 @@
+"""The workers, as the driver knows them: what they say becomes events, and messages find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, assert_never
+
+import cloudpickle
+import msgspec
+
+from everstep.agent import wire
+from everstep.control import commands as c, events as e
+from everstep.control.controller import Controller
+from everstep.control.failures import Failure, Kind
+from everstep.control.reports import Part
+from everstep.control.table import Phase
+from everstep.driver import records
+from everstep.driver.agreement import Agreement
+from everstep.driver.clock import Clock
+from everstep.driver.commits import Commits
+from everstep.driver.exits import failure_of
+from everstep.driver.history import History
+from everstep.driver.job import Job
+from everstep.driver.meeting import Meeting
+from everstep.driver.notices import Notices
+from everstep.driver.observer import Incarnation, Observer
+from everstep.driver.registry import LiveWorker
+from everstep.driver.rows import Rows
+from everstep.driver.streams import Key, Stream
+from everstep.topology.slices import HostId
+
+Emit = Callable[[e.AnyEvent], None]
+Send = Callable[[HostId, wire.AnyToAgent], None]
+
+
+class Workers:
+    def __init__(
+        self,
+        job: Job,
+        lease: int,
+        controller: Controller,
+        history: History,
+        commits: Commits,
+        write: Callable[[records.AnyRecord], None],
+        emit: Emit,
+        send: Send,
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        self._job = job
+        self._lease = lease
+        self._controller = controller
+        self._history = history
+        self._commits = commits
+        self._write = write
+        self._emit = emit
+        self._send = send
+        self._observer = observer
+        self._clock = clock
+        self.streams: dict[Key, Stream] = {}
+        self.pids: dict[int, int] = {}
+        self.rows = Rows(write)
+        self.results = Results()
+        self.talk = Talk(self.tell, lease, clock)
+
+    # ------------------------------------------------------------------ who they are
+
+    def current(self) -> list[Stream]:
+        epoch = self._controller.epoch
+        return [stream for (e_, _, _), stream in self.streams.items() if e_ == epoch]
+
+    def live(self) -> list[LiveWorker]:
+        return [
+            LiveWorker(a.rank, self.pids.get(a.rank, 0), a.host, a.slice)
+            for a in (stream.assignment for stream in self.current())
+        ]
+
+    def begin(self, command: c.StartWorkers) -> bool:
+        """These start, in place of those that had their ranks. True if nobody else is left."""
+        ranks = {a.rank for a in command.assignments}
+        replaced = [key for key in self.streams if key[0] != command.epoch or key[2] in ranks]
+        for key in replaced:
+            del self.streams[key]
+            self.pids.pop(key[2], None)
+        alone = not self.streams
+        if alone:
+            self.rows.restart()
+            self.talk.agreement.restart(command.epoch, {})
+        generations = dict(command.generations)
+        for a in command.assignments:
+            generation = generations[a.group_id]
+            self.streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
+        for group in generations:
+            self.talk.meet(group, command.epoch, self.streams.values())
+            self.talk.agreement.replace(group, [a.rank for a in command.assignments if a.group_id == group])
+        return alone and bool(replaced)
+
+    def adopt(self, streams: dict[Key, Stream], pids: dict[int, int], epoch: int) -> None:
+        """Workers of an earlier driver."""
+        self.streams, self.pids = streams, pids
+        self.rows.recall(self._history.reports(epoch))
+        groups: dict[int, list[int]] = {}
+        for stream in streams.values():
+            groups.setdefault(stream.assignment.group_id, []).append(stream.assignment.rank)
+        for group in groups:
+            self.talk.meet(group, epoch, streams.values())
+        self.talk.agreement.restart(epoch, groups)
+
+    def stopping(self, command: c.StopWorkers) -> None:
+        for rank in command.ranks:
+            if stream := self.streams.get((command.epoch, command.generation, rank)):
+                stream.stopped = True
+
+    def wanted(self, specs: list[wire.WorkerSpec]) -> list[wire.WorkerSpec]:
+        """Those of them that have not been stopped meanwhile."""
+        keys = [(spec.epoch, spec.generation, spec.member.rank) for spec in specs]
+        streams = [self.streams.get(key) for key in keys]
+        return [spec for spec, s in zip(specs, streams, strict=True) if s is not None and not s.stopped]
+
+    # ------------------------------------------------------------------ messages to them
+
+    def tell(self, epoch: int, ranks: list[int], message: wire.AnyToWorker) -> None:
+        body = wire.frame(message)
+        by_host: dict[HostId, list[int]] = {}
+        for stream in self.current():
+            if stream.assignment.rank in ranks:
+                by_host.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
+        for host, some in by_host.items():
+            self._send(host, wire.Tell(self._lease, epoch, some, body))
+
+    def noticed(self, host: HostId, grace_s: float | None) -> None:
+        now = self._clock.now()
+        deadline = None if grace_s is None else now + grace_s
+        self.talk.notices.hear(host, deadline)
+        if deadline is None:
+            self._emit(e.NoticeCancelled(at=now, host=host))
+        else:
+            self._emit(e.PreemptionNotice(at=now, host=host, deadline=deadline))
+        self._tell_notices()
+
+    def notice_is_over(self, slice_: str) -> None:
+        gone = {s.assignment.host for s in self.current() if s.assignment.slice == slice_}
+        self.talk.notices.forget(gone)
+        self._tell_notices()
+
+    def _tell_notices(self) -> None:
+        if self._controller.phase is Phase.RUNNING:  # else they are told when they train
+            self.talk.notices.tell(self.current())
+
+    def tell_newcomers(self) -> None:
+        """Workers that have just started know nothing yet of what is pending."""
+        if self.talk.notices.concern(self.current()):
+            self._tell_notices()
+        asked = self._controller.asked
+        if asked is not c.AskReason.NONE:
+            self.talk.agreement.propose(wire.WantCheckpoint(asked.value))
+
+    def acknowledgements(self) -> list[tuple[HostId, wire.Acknowledge]]:
+        """What agents need not keep once all that is written now is durable."""
+        by_host: dict[HostId, list[tuple[int, int, int, bytes]]] = {}
+        for (_, generation, rank), stream in self.streams.items():
+            number = stream.assignment.group_id
+            group = self._controller.groups.get(number)
+            if group is None or group.generation != generation:
+                continue
+            awaited = self._commits.under_way((number, generation)) | group.book.awaited(rank)
+            stream.settle(awaited, self.talk.waits(number, rank, stream.turn))
+            moved = stream.acknowledgement()
+            if moved is not None:
+                by_host.setdefault(stream.assignment.host, []).append((generation, rank, *moved))
+        epoch = self._controller.epoch
+        return [(host, wire.Acknowledge(self._lease, epoch, ranks)) for host, ranks in by_host.items()]
+
+    # ------------------------------------------------------------------ what they say
+
+    def spawned(self, message: wire.Spawned) -> None:
+        self.pids[message.rank] = message.pid
+        self._emit(
+            e.WorkerSpawned(
+                at=self._clock.now(),
+                epoch=message.epoch,
+                generation=message.generation,
+                rank=message.rank,
+                pid=message.pid,
+            )
+        )
+
+    def heard(self, message: wire.FromWorker) -> None:
+        key = (message.epoch, message.generation, message.rank)
+        stream = self.streams.get(key)
+        if stream is None:
+            return  # of an incarnation that is over
+        before = stream.upto
+        owed: list[int] = []
+        parts: list[Part] = []
+        restore_s = 0.0
+        for word in stream.feed(message.data):
+            if isinstance(word, wire.Report):
+                restore_s = max(restore_s, word.restore_s)
+                parts += self._news(word.part)
+                if word.owed:
+                    owed.append(word.index)
+                self._add_row(key, stream, word)
+                continue
+            if isinstance(word, wire.PartDone):
+                parts += self._news(word.part)
+                continue
+            # What came before must be known before what comes now: a return, a failure, a question.
+            self._tell_reports(key, stream, before, owed, parts, restore_s)
+            before, owed, parts = stream.upto, [], []
+            self._heard_word(key, stream, word)
+        self._tell_reports(key, stream, before, owed, parts, restore_s)
+
+    def _news(self, part: Part | None) -> list[Part]:
+        return [] if part is None or part.folder in self._history.checkpoints else [part]
+
+    def _add_row(self, key: Key, stream: Stream, report: wire.Report) -> None:
+        epoch, generation, rank = key
+        if stream.assignment.group_rank == 0:
+            self.rows.add(self._controller.epoch, stream, report.index, report.metrics)
+        if self._job.wants_all_metrics:
+            of = Incarnation(epoch, stream.assignment.group_id, generation)
+            self._observer.reported(of, rank, report.index, report.metrics)
+
+    def _tell_reports(
+        self, key: Key, stream: Stream, before: int, owed: list[int], parts: list[Part], restore_s: float
+    ) -> None:
+        if stream.upto == before and not parts:
+            return
+        epoch, generation, rank = key
+        self._observer.progress(rank, epoch, stream.upto, self.rows.newest(stream))
+        self._emit(
+            e.Reported(
+                at=self._clock.now(),
+                epoch=epoch,
+                generation=generation,
+                rank=rank,
+                upto=stream.upto,
+                owed=tuple(owed),
+                parts=tuple(parts),
+                restore_s=restore_s,
+            )
+        )
+
+    def _heard_word(self, key: Key, stream: Stream, word: wire.AnyFromWorker) -> None:
+        epoch, generation, rank = key
+        now = self._clock.now()
+        match word:
+            case wire.Hello():
+                self.pids[rank] = word.pid
+                if word.endpoint is not None:
+                    group = stream.assignment.group_id
+                    members = [s.assignment for s in self.current() if s.assignment.group_id == group]
+                    others = [a.rank for a in members if a.rank != rank]
+                    self.tell(epoch, others, wire.Rendezvous(word.endpoint))
+            case wire.Joined():
+                self._emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
+            case wire.PartFailed():
+                self._upload_failed(key, word.index, word.reason)
+            case wire.Ask():
+                if word.what == "checkpoints":
+                    self._answer_checkpoints(epoch, rank, word.seq)
+                else:
+                    self.talk.meetings[stream.assignment.group_id].ask(rank, word)
+            case wire.Counted():
+                self.talk.agreement.counted(rank, word)
+            case wire.Returned():
+                stream.returned = True
+                self.talk.agreement.returned(rank)
+                self.results.returned(rank, word.value)
+                self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
+            case wire.Raised():
+                self._raised(key, stream, word)
+            case wire.Report() | wire.PartDone():
+                raise AssertionError("reports are merged before they come here")
+            case _:
+                assert_never(word)
+
+    def _raised(self, key: Key, stream: Stream, word: wire.Raised) -> None:
+        epoch, generation, rank = key
+        now = self._clock.now()
+        stream.failed = True
+        if word.damaged:
+            self._damaged(word.damaged, word.message)
+            self._emit(e.CheckpointDamaged(at=now, folder=word.damaged))
+        failure = Failure(
+            # What it was given to start from is no fault of the function's.
+            Kind.EXCEPTION if word.joined and not word.damaged else Kind.START,
+            word.at,
+            word.message,
+            rank=rank,
+            host=stream.assignment.host,
+            echo=word.echo,
+            traceback=word.traceback,
+        )
+        self._emit(e.WorkerFailed(at=now, epoch=epoch, generation=generation, rank=rank, failure=failure))
+
+    def _damaged(self, folder: str, reason: str) -> None:
+        if folder in self._history.checkpoints:
+            self._observer.say(f"{reason}; the one before it is used")
+            self._write(records.Damaged(self._clock.now(), folder, reason))
+
+    def _answer_checkpoints(self, epoch: int, rank: int, seq: int) -> None:
+        run = self._job.store
+        rows = [[kept.address(run), kept.metrics] for kept in self._history.in_order()]
+        self.tell(epoch, [rank], wire.Answer(seq, msgspec.msgpack.encode(rows)))
+
+    # ------------------------------------------------------------------ how they end
+
+    def exited(self, host: HostId, message: wire.Exited) -> tuple[str, bytes] | None:
+        """Returns the name and the end of a failed rank's log, where logs don't lie in the run's storage."""
+        key = (message.epoch, message.generation, message.rank)
+        self.results.tails[key] = message
+        stream = self.streams.get(key)
+        # A worker that has reported a failure may be killed before it exits.
+        failed = (stream is not None and stream.failed) or (not message.by_us and message.code != 0)
+        if stream is not None and not (message.by_us or stream.failed or stream.returned):
+            stream.failed = True
+            failure = failure_of(message, host, stream.joined, self._job.backend)
+            self._emit(
+                e.WorkerFailed(
+                    at=self._clock.now(),
+                    epoch=message.epoch,
+                    generation=message.generation,
+                    rank=message.rank,
+                    failure=failure,
+                )
+            )
+        if not failed or self._job.store.is_local:
+            return None
+        name = Path(message.log_path).relative_to(self._job.logs).as_posix()
+        return f"logs/{name}", message.log_tail.encode()
+
+    def uploaded(self, message: wire.Uploaded) -> None:
+        """An agent finished what its worker could not."""
+        key = (message.epoch, message.generation, message.rank)
+        stream = self.streams.get(key)
+        if stream is None:
+            return
+        if message.part is None:
+            self._upload_failed(key, message.index, message.reason)
+        else:
+            self._tell_reports(key, stream, stream.upto, [], self._news(message.part), 0.0)
+
+    def _upload_failed(self, key: Key, index: int, reason: str) -> None:
+        epoch, generation, rank = key
+        self._observer.say(
+            f"rank {rank} could not save its part of checkpoint {index}: {reason}; training goes on"
+        )
+        self._emit(
+            e.UploadFailed(
+                at=self._clock.now(),
+                epoch=epoch,
+                generation=generation,
+                rank=rank,
+                index=index,
+                reason=reason,
+            )
+        )
+        self.tell(epoch, [rank], wire.Committed("", index))
+
+
+class Talk:
+    """What the ranks agree on among each other, through the driver."""
+
+    def __init__(
+        self, tell: Callable[[int, list[int], wire.AnyToWorker], None], lease: int, clock: Clock
+    ) -> None:
+        self._tell = tell
+        self.meetings: dict[int, Meeting] = {}
+        """By replica group."""
+        self.agreement = Agreement(tell, lease)
+        self.notices = Notices(self.agreement.propose, clock)
+
+    def meet(self, group: int, epoch: int, streams: Any) -> None:
+        """Collectives of this group count from here on; or from where an earlier driver has seen them."""
+        members = [s for s in streams if s.assignment.group_id == group]
+        meeting = self.meetings[group] = Meeting(self._tell)
+        meeting.restart({s.assignment.rank for s in members}, epoch, max(s.turn for s in members))
+
+    def waits(self, group: int, rank: int, turn: int) -> bool:
+        """Whether this question of this rank is still to be answered."""
+        return self.meetings[group].waits(rank, turn)
+
+
+class Results:
+    """What workers leave behind: how they ended, and what they returned."""
+
+    def __init__(self) -> None:
+        self.tails: dict[Key, wire.Exited] = {}
+        """How workers ended, for the error."""
+        self.value: Any = None
+        """What rank 0 returned, or the leader of another group if rank 0's is not there at the end."""
+
+    def returned(self, rank: int, value: bytes | None) -> None:
+        if value is not None and (rank == 0 or self.value is None):
+            # From a process that this driver started, over a socket that only it has.
+            self.value = cloudpickle.loads(value)

@@ -1,0 +1,176 @@
+"""What must hold of a run's storage, whatever happens to drivers, agents, networks and the store.
+
+Every change of the store is seen here at the instant at which it takes effect, with a model of the journal
+that knows which objects count: those that were made at the end of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from everstep.driver import journal, records
+from everstep.driver.history import History
+from everstep.driver.records import AnyRecord
+from everstep.sim.disk import Disk, View
+from everstep.sim.time import Violation
+from everstep.storage.asynchronous import ImmediateStore, complete
+from everstep.storage.checkpoints import MANIFEST, Manifest
+
+RUN = "run/"
+_LOG = f"{RUN}{journal.FOLDER}/"
+
+
+class Rules:
+    """Watches the disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._view = View(disk, RUN)
+        self.records: list[AnyRecord] = []
+        """What the journal must say: all that was ever written at its end, in order."""
+        self.given_up: set[str] = set()
+        self.manifests: dict[str, bytes] = {}
+        """All that were ever written, by folder."""
+        self.damaged = False
+        """Something of the journal was damaged by a fault: what it hit is lost."""
+        self.openings = 0
+        self._written_under: dict[str, int] = {}
+        """How often the run had been taken when a manifest was written."""
+        self._highest = 0
+        self._strays: set[str] = set()
+        """Objects of the journal that were not made at its end."""
+        self._behind: set[str] = set()
+        """Drivers that have made one."""
+        self.keep: int | None = None
+        """How many checkpoints retention keeps."""
+        self._snapshot = records.Snapshot([], 1)
+        disk.watcher = self
+
+    # ------------------------------------------------------------------ every change
+
+    def created(self, key: str, data: bytes) -> None:
+        if key.startswith(_LOG) and key.removeprefix(_LOG).isdigit():
+            self._appended(int(key.removeprefix(_LOG)), data)
+        elif key.endswith(f"/{MANIFEST}") and not msgspec.json.decode(data, type=Manifest).void:
+            self.manifests.setdefault(_folder(key), data)
+            self._written_under.setdefault(_folder(key), self.openings)
+
+    def _appended(self, number: int, data: bytes) -> None:
+        if number <= self._highest:
+            self._strays.add(f"{_LOG}{journal.key_of(number)}")
+            return  # by a driver that was behind: it is no part of the journal
+        self._highest = number
+        for record in records.decode(data):
+            match record:
+                case records.Snapshot():
+                    self._snapshot = record
+                case records.Deleted():
+                    self._check_given_up(record.folder)
+                    self.given_up.add(record.folder)
+                case records.Opened():
+                    self.openings += 1
+                case _:
+                    pass
+            if not isinstance(record, records.Snapshot):
+                self.records.append(record)
+
+    def _check_given_up(self, folder: str) -> None:
+        """Only retention gives up what is committed, and never the newest."""
+        if folder not in self.manifests or folder in self.given_up:
+            return
+        if self.keep is None:
+            raise Violation(f"4: {folder} is given up, and all checkpoints are to be kept")
+        if self.restorable()[-1:] == [folder]:
+            raise Violation(f"4: {folder} is given up, and is the newest")
+
+    def appending(self, process: str, key: str) -> None:
+        if process in self._behind and key.startswith(_LOG) and key.removeprefix(_LOG).isdigit():
+            raise Violation(f"8: {process} writes on, and was replaced")
+
+    def appended(self, process: str, key: str) -> None:
+        """A driver believes that this object is its own."""
+        if key in self._strays:
+            self._behind.add(process)
+
+    def deleting(self, key: str) -> None:
+        if key.startswith(_LOG):
+            self._deleting_record(key.removeprefix(_LOG))
+            return
+        folder = _folder(key)
+        if folder.startswith("checkpoint_") and folder not in self.given_up:
+            what = "a committed checkpoint" if folder in self.manifests else "a folder"
+            raise Violation(f"4: {what} is removed, and the journal does not give it up: {key}")
+
+    def _deleting_record(self, name: str) -> None:
+        if name.isdigit():
+            if self._snapshot.upto <= int(name) <= self._highest and not self.damaged:
+                raise Violation(f"4: {name} is removed from the journal, and is in no archive")
+        elif name in self._snapshot.archives:
+            raise Violation(f"4: {name} is removed, and the journal needs it")
+
+    # ------------------------------------------------------------------ a start of workers
+
+    def restorable(self) -> list[str]:
+        """Checkpoints that exist and are whole, the newest last."""
+        found = []
+        for folder in self.manifests:
+            if folder not in self.given_up:
+                manifest = msgspec.json.decode(self.manifests[folder], type=Manifest)
+                if all(self._view.exists(f"{folder}/{file.path}") for file in manifest.files):
+                    found.append((manifest.epoch, manifest.index, folder))
+        return [folder for _, _, folder in sorted(found)]
+
+    def check_start(self, checkpoint: str | None, at_least: str | None) -> None:
+        """``at_least``: what a driver that starts without workers must have found."""
+        if checkpoint is not None and checkpoint not in self.manifests:
+            raise Violation(f"5: {checkpoint} is restored, and was never committed")
+        if at_least is not None and at_least not in self.given_up and (checkpoint or "") < at_least:
+            raise Violation(f"5: {checkpoint} is restored, and {at_least} is newer and whole")
+
+    # ------------------------------------------------------------------ at the end
+
+    def check_end(self) -> None:
+        for folder, manifest in self.manifests.items():
+            if folder not in self.given_up and self._view.read(f"{folder}/{MANIFEST}") != manifest:
+                raise Violation(f"9: the manifest of {folder} is gone, and nobody gave it up")
+        log = ImmediateStore(self._view).child(journal.FOLDER)
+        scan = complete(journal.scan_journal(log))
+        history = History.of(scan.records())
+        rows = [bytes(row) for row in history.metrics]
+        if not self.damaged:
+            if scan.damage:
+                raise Violation(f"the journal is damaged, by nobody: {scan.damage}")
+            found = [record for record in scan.records() if not isinstance(record, records.Snapshot)]
+            if found != self.records:
+                raise Violation(_difference(found, self.records))
+            if len(rows) != len(set(rows)):
+                raise Violation("rows of metrics are there twice")
+        if not self.damaged:
+            # What a driver writes that has been replaced is found when the run is taken the next time.
+            before = {f for f, openings in self._written_under.items() if openings < self.openings}
+            lost = before - self.given_up - {*history.checkpoints, *history.damaged}
+            if lost:
+                raise Violation(f"4: the journal does not know of {sorted(lost)}, which are committed")
+
+    def rows(self) -> set[bytes]:
+        return {
+            bytes(row)
+            for record in self.records
+            if isinstance(record, records.Metrics)
+            for row in record.rows
+        }
+
+
+def _folder(key: str) -> str:
+    return key.removeprefix(RUN).split("/")[0]
+
+
+def _difference(found: Sequence[AnyRecord], expected: Sequence[AnyRecord]) -> str:
+    for number, record in enumerate(expected):
+        if number >= len(found):
+            return f"the journal has lost {len(expected) - len(found)} records, the first is {record}"
+        if found[number] != record:
+            return f"record {number} of the journal is {found[number]}, and {record} was written"
+    return f"the journal has {len(found) - len(expected)} records too many"

@@ -1,0 +1,177 @@
+"""Virtual time, and event loops that live in it. Nothing sleeps, and everything happens in one order."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+MOST_STEPS = 400_000
+"""No schedule has as many; one that does goes round in circles."""
+
+
+class Violation(AssertionError):
+    """Something that must always hold doesn't."""
+
+
+class VirtualTime:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.running: Process | None = None
+        """Whose event loop is the running one."""
+        self.error: BaseException | None = None
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._made = 0
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        self._made += 1
+        heapq.heappush(self._queue, (max(when, self.now), self._made, action))
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self.at(self.now + seconds, action)
+
+    def failed(self, error: BaseException) -> None:
+        """Something that nobody caught: the schedule ends with it."""
+        self.error = self.error or error
+
+    def run(self, until: float, is_over: Callable[[], bool]) -> None:
+        """Do what is due, one thing after the other, until then or until it is over."""
+        steps = 0
+        queue, pop = self._queue, heapq.heappop
+        try:
+            while queue and queue[0][0] <= until and not is_over():
+                self.now, _, action = pop(queue)
+                action()
+                if self.error is not None:
+                    raise self.error
+                steps += 1
+                if steps > MOST_STEPS:
+                    raise Violation(f"{steps} steps, and no end")
+        finally:
+            self.running = None
+            asyncio._set_running_loop(None)
+
+
+class Process:
+    """A process with an event loop. It can be paused for any time, and killed at any instant."""
+
+    def __init__(self, time: VirtualTime, name: str) -> None:
+        self.time = time
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.loop = Loop(self)  # type: ignore[abstract]
+        self._held_back: list[Callable[[], None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        def begin() -> None:
+            self._tasks.append(self.loop.create_task(work))
+
+        self.do(begin)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Run this in the process: now, or when it goes on, or never."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._held_back.append(action)
+            return
+        if self.time.running is not self:
+            self.time.running = self
+            asyncio._set_running_loop(self.loop)
+        action()
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.time.after(seconds, lambda: self.do(action))
+
+    def pause(self, seconds: float) -> None:
+        if self.alive and not self.paused:
+            self.paused = True
+            self.time.after(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self.paused = False
+        waiting, self._held_back = self._held_back, []
+        for action in waiting:
+            self.time.after(0.0, lambda action=action: self.do(action))  # type: ignore[misc]
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def bury(self) -> None:
+        """After the schedule: what never ended doesn't complain when it is collected."""
+        self.alive = False
+        for task in [*self._tasks, *self.loop.tasks]:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            try:
+                if coroutine is not None:
+                    coroutine.close()
+            except (RuntimeError, AssertionError):
+                pass  # it wanted to clean up, and is dead
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """What coroutines, futures and tasks need of an event loop."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def time(self) -> float:
+        return self._process.time.now
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._schedule(self.time(), handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._schedule(when, handle)
+        return handle
+
+    def _schedule(self, when: float, handle: asyncio.Handle) -> None:
+        def run() -> None:
+            if not handle.cancelled():
+                handle._run()
+
+        self._process.time.at(when, lambda: self._process.do(run))
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **more: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **more)
+        self.tasks.append(task)
+        return task
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if self._process.alive and error is not None:
+            self._process.time.failed(error)

@@ -1,0 +1,216 @@
+"""What is found in storage when nobody is left to ask."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everstep.driver import records
+from everstep.driver.clock import MachineClock
+from everstep.driver.deletions import Deletions
+from everstep.driver.history import History
+from everstep.driver.journal import Journal
+from everstep.driver.repair import Repair
+from everstep.errors import StorageError
+from everstep.storage import checkpoints, restore
+from everstep.storage.asynchronous import ImmediateStore, complete
+from everstep.storage.folder import FolderStore
+from everstep.storage.store import Store, open_store
+from storage import blocking
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "run")
+
+
+def bring(run: Store, folder: str, rank: int, *, index: int, ranks: int = 2, epoch: int = 1) -> bytes:
+    source = Path(run.address()).parent / f"{folder}-{rank}"
+    source.mkdir()
+    (source / f"shard-{rank}").write_text(f"{folder} {rank}")
+    metrics = msgspec.msgpack.encode({"loss": float(index)}) if rank == 0 else b""
+    share = checkpoints.Share(folder, rank, epoch, index, 0, 0, ranks, metrics)
+    return checkpoints.upload_part(run, share, source).record
+
+
+def commit(run: Store, history: History, folder: str, index: int) -> None:
+    parts = [bring(run, folder, rank, index=index) for rank in range(2)]
+    blocking.commit(run, folder, 1, index, parts)
+    history.apply(records.Committed(0.0, folder, 1, index, msgspec.Raw(msgspec.msgpack.encode({})), None))
+
+
+def tidy(run: Store, history: History, *, journal_is_whole: bool = True) -> list[str]:
+    said: list[str] = []
+    store = ImmediateStore(run)
+    deletions = Deletions(store, Journal(store.child("journal"), 1, 1, []), history)
+    repair = Repair(store, history, deletions, history.apply, said.append, MachineClock())
+    complete(repair.put_in_order(journal_is_whole=journal_is_whole))
+    return said
+
+
+def test_what_every_rank_brought_a_part_of_is_committed(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    for rank in range(2):
+        bring(run, "checkpoint_0001_000006", rank, index=6)
+    assert tidy(run, history) == [
+        "checkpoint checkpoint_0001_000006 is whole, and is one of the run's from now on"
+    ]
+    assert history.newest is not None
+    assert history.newest.ref.index == 6
+    assert history.newest.metrics == {"loss": 6.0}
+    assert [msgspec.msgpack.decode(row) for row in history.metrics] == [{"loss": 6.0}]
+    assert restore.verify(run.child("checkpoint_0001_000006")).ranks == [0, 1]
+
+
+def test_what_a_rank_is_missing_from_is_garbage(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    bring(run, "checkpoint_0001_000006", 0, index=6)
+    assert tidy(run, history) == []
+    assert blocking.list_folders(run) == ["checkpoint_0001_000003"]
+
+
+def test_what_is_older_than_the_newest_was_let_go_of_and_does_not_come_back(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000006", 6)
+    for rank in range(2):
+        bring(run, "checkpoint_0001_000003", rank, index=3)
+    assert tidy(run, history) == []
+    assert list(history.checkpoints) == ["checkpoint_0001_000006"]
+    assert blocking.list_folders(run) == ["checkpoint_0001_000006"]
+
+
+def test_a_damaged_one_that_is_whole_by_its_parts_gives_way_to_the_one_before(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    for rank in range(2):
+        bring(run, "checkpoint_0001_000006", rank, index=6)
+    (Path(run.address()) / "checkpoint_0001_000006" / "shard-1").write_text("changed")
+    assert "shard-1" in tidy(run, history)[-1]
+    assert history.newest is not None
+    assert history.newest.ref.index == 3
+
+
+NEWEST = "checkpoint_0001_000006"
+
+
+def committed_by_rank_0_alone(run: Store, folder: str = NEWEST, index: int = 6) -> None:
+    blocking.commit(run, folder, 1, index, [bring(run, folder, 0, index=index, ranks=4)])
+
+
+def test_a_manifest_is_a_commit_whoever_else_saved_nothing(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    committed_by_rank_0_alone(run)
+    committed_by_rank_0_alone(run, "checkpoint_0001_000002", 2)
+    tidy(run, history)
+    assert history.newest is not None
+    assert history.newest.ref.folder == NEWEST
+    assert len(history.checkpoints) == 3
+
+
+def test_a_folder_that_was_given_up_stays_given_up_also_if_it_has_a_manifest(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    committed_by_rank_0_alone(run)
+    history.apply(records.Deleted(0.0, NEWEST))
+    tidy(run, history)
+    assert list(history.checkpoints) == ["checkpoint_0001_000003"]
+    assert blocking.list_folders(run) == ["checkpoint_0001_000003"]
+
+
+def test_nothing_is_garbage_while_the_journal_is_damaged(run: Store) -> None:
+    history = History()
+    bring(run, NEWEST, 0, index=6)
+    tidy(run, history, journal_is_whole=False)
+    assert blocking.list_folders(run) == [NEWEST]
+    assert history.last_epoch == 1, "its attempt's number is not used again"
+
+
+def test_the_manifests_alone_bring_back_a_runs_list_of_checkpoints(run: Store) -> None:
+    for index in (3, 6, 9):
+        commit(run, History(), f"checkpoint_0001_{index:06d}", index)
+    history = History()
+    tidy(run, history, journal_is_whole=False)
+    assert [kept.ref.index for kept in history.checkpoints.values()] == [3, 6, 9]
+    assert [kept.metrics for kept in history.checkpoints.values()] == [
+        {"loss": 3.0},
+        {"loss": 6.0},
+        {"loss": 9.0},
+    ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_manifest_that_can_not_be_read_costs_that_checkpoint_only(run: Store, known: bool) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history if known else History(), NEWEST, 6)
+    manifest = Path(run.address(NEWEST)) / ".manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    assert any(".manifest.json can't be read" in line for line in tidy(run, history))
+    assert history.newest is not None
+    assert history.newest.ref.index == 3
+    assert NEWEST in blocking.list_folders(run), "it is left for the user to look at"
+
+
+def test_a_checkpoint_that_the_disk_can_not_read_is_passed_over_and_used_again_later(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, NEWEST, 6)
+    real = FolderStore.digest
+
+    def fails(self: FolderStore, key: str) -> object:
+        if NEWEST in str(self.root):
+            raise StorageError(f"{key}: {os.strerror(5)}", "look at the disk, or use another")
+        return real(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "digest", fails)
+        assert any("Input/output error" in line for line in tidy(run, history))
+        assert history.newest is not None
+        assert history.newest.ref.index == 3
+    tidy(run, history)
+    assert history.newest.ref.index == 6
+
+
+def test_a_run_does_not_begin_again_because_its_disk_can_not_be_read(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+
+    def fails(self: FolderStore, key: str) -> object:
+        raise StorageError(os.strerror(5))
+
+    monkeypatch.setattr(FolderStore, "digest", fails)
+    with pytest.raises(StorageError, match="Input/output error"):
+        tidy(run, history)
+
+
+def test_what_an_earlier_driver_did_not_get_to_remove_is_removed(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, NEWEST, 6)
+    history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
+    tidy(run, history)
+    assert blocking.list_folders(run) == [NEWEST]
+
+
+def test_a_manifest_with_fewer_files_than_were_saved_is_damaged(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, NEWEST, 6)
+    manifest = Path(run.address(NEWEST)) / ".manifest.json"
+    data = json.loads(manifest.read_bytes())
+    del data["files"][0]
+    manifest.write_text(json.dumps(data))
+    tidy(run, history)
+    assert history.newest is not None
+    assert history.newest.ref.index == 3
