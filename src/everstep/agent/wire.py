@@ -101,6 +101,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     storage_limits: Limits = Limits()
     spool: str = ""
     """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
+    scratch: str = ""
+    """Its temporary folder, which goes with it; empty: the one that all processes share."""
     fingerprint: str = ""
     """Of the code and config that it runs."""
     lighthouse: str = ""

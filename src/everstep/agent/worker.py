@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from everstep import session as sessions
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, scratch, wire
 from everstep.backend.base import Backend
 from everstep.errors import DamagedCheckpointError
 
@@ -227,6 +227,7 @@ def _set_environment(backend: Backend, spec: wire.WorkerSpec) -> None:
         else:
             os.environ[name] = value
     os.environ["EVERSTEP_RUN"] = spec.run_name
+    scratch.use(spec.scratch)
     if spec.lighthouse:
         os.environ["TORCHFT_LIGHTHOUSE"] = spec.lighthouse
 

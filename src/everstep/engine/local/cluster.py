@@ -20,6 +20,7 @@ from types import TracebackType
 import msgspec
 
 from everstep.agent import kernel
+from everstep.agent.guard import remove_scratch
 from everstep.agent.host import SOCKET
 
 _START_S = 30.0
@@ -76,7 +77,7 @@ class LocalCluster:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for host, facts in self.hosts.items():  # of an earlier driver, in a folder that was given
             if not _lives(facts):
-                shutil.rmtree(self.folder / host)
+                _clear_away(self.folder / host)
         _sweep(self.folder)
         self._next_slice = 0
         self._lock = threading.Lock()
@@ -137,13 +138,17 @@ class LocalCluster:
         host = f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
         folder = self.folder / host
         # A process that was killed while it started this host may have left half of one.
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear_away(folder)
         folder.mkdir(mode=0o700)
         log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         me = os.getpid()
         # The package's own folder may not be on a fresh interpreter's path (a checkout, an editable install
         # of another).
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            kernel.HOST_MARK: str(folder),
+        }
         try:
             agent = subprocess.Popen(
                 [
@@ -185,14 +190,14 @@ class LocalCluster:
         """Take a slice away without a word, and forget it."""
         for host in self.slices.get(name, []):
             self._cancel_timer(host)
-            self._kill(host)
-            shutil.rmtree(self.folder / host, ignore_errors=True)
+            self.end_host(host)
+            _clear_away(self.folder / host)
 
     # ------------------------------------------------------------------ breaking things
 
     def kill_host(self, host: str) -> None:
         """The machine is gone: SIGKILL for everything on it."""
-        self._kill(host)
+        self.end_host(host)
 
     def freeze_host(self, host: str) -> None:
         """The machine stops answering, without a signal or a reset: SIGSTOP for everything on it."""
@@ -229,17 +234,30 @@ class LocalCluster:
         for target in [pid, *kernel.descendants(pid)]:
             kernel.send_signal(target, sig)
 
-    def _kill(self, host: str) -> None:
+    def end_host(self, host: str, timeout_s: float = _END_S) -> bool:
+        """Kill everything on a host. True once nothing of it is left."""
         facts = self.hosts.get(host)
-        if facts is None or not _lives(facts):
-            return
-        for target in [facts.pid, *kernel.descendants(facts.pid)]:
+        if facts is None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        if _lives(facts):
+            # Its guardian kills the agent, which must not report its workers' deaths, then all the rest,
+            # and goes last.
+            kernel.send_signal(facts.pid, signal.SIGHUP)
+            kernel.send_signal(facts.pid, signal.SIGCONT)
+            while _lives(facts) and time.monotonic() < deadline:
+                time.sleep(0.002)  # perhaps somebody else's child: nobody tells us when it is gone
+        for target in [facts.pid, *kernel.descendants(facts.pid)] if _lives(facts) else []:
             kernel.send_signal(target, signal.SIGKILL)
+        while left := kernel.marked(self.folder / host):
+            for pid in left:
+                kernel.send_signal(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
         if host in self._agents:
-            self._agents[host].wait()
-        deadline = time.monotonic() + _END_S
-        while _lives(facts) and time.monotonic() < deadline:
-            time.sleep(0.002)  # somebody else's child: nobody tells us when it is gone
+            self._agents[host].poll()
+        return not _lives(facts)
 
     # ------------------------------------------------------------------ the end
 
@@ -248,9 +266,8 @@ class LocalCluster:
         for host in list(self._timers):
             self._cancel_timer(host)
         for host in self.hosts:
-            self._kill(host)
-        for agent in self._agents.values():
-            agent.poll()
+            self.end_host(host)
+            _clear_away(self.folder / host)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -259,7 +276,17 @@ def _sweep(ours: Path) -> None:
     for folder in runtime_folder().iterdir():
         hosts = read_hosts(folder).values() if folder.is_dir() and folder != ours else []
         if hosts and not any(_lives(facts) for facts in hosts):
+            for facts in hosts:
+                _clear_away(folder / facts.id)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove what is left of a host whose guardian is gone, and so may not have done it."""
+    for pid in kernel.marked(folder):
+        kernel.send_signal(pid, signal.SIGKILL)
+    remove_scratch(str(folder))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lives(facts: HostFile) -> bool:
