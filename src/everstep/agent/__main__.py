@@ -48,9 +48,10 @@ def main(name: str, folder: str, owner: tuple[int, int], lock: str | None) -> No
     # From here on there may be two of us: only one needs all that an agent needs.
     import asyncio
 
-    from everstep.agent.host import Agent, raise_file_limit
+    from everstep.agent import descriptors
+    from everstep.agent.host import Agent
 
-    raise_file_limit()
+    descriptors.raise_limit()
     if ready is not None and not os.read(ready, 1):
         sys.exit("the guardian of this agent did not start")
 

@@ -7,14 +7,13 @@ decides nothing about the run: it does what the driver that holds it says, and t
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import socket
 import time
 from pathlib import Path
 
-from everstep.agent import kernel, wire
+from everstep.agent import descriptors, kernel, wire
 from everstep.agent.drivers import Beats, Connection, Holder
 from everstep.agent.forwarder import Forwarder
 from everstep.agent.guard import end_children
@@ -22,6 +21,7 @@ from everstep.agent.lighthouse import Lighthouse
 from everstep.agent.preparation import Preparation
 from everstep.agent.stops import Stops
 from everstep.agent.workers import Worker, Workers
+from everstep.control.failures import Kind
 
 SOCKET = "agent.sock"
 READY = "ready"
@@ -188,8 +188,13 @@ class Agent:
     # ------------------------------------------------------------------ workers
 
     def _start(self, message: wire.Start) -> None:
-        if self._preparation.loaded is not None:  # else it has died, and the driver is being told
-            self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
+        if self._preparation.loaded is None:
+            return  # it has died, and the driver is being told
+        why_not = descriptors.shortage(len(message.workers))
+        if why_not:
+            self._holder.say(wire.Unprepared(Kind.LIMIT, why_not, ""))
+            return
+        self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
 
     def _worker_ended(self, worker: Worker) -> None:
         self._stops.ended(worker)
@@ -320,16 +325,3 @@ class Leaving:
         """To a driver that has not heard of it."""
         if self._deadline is not None:
             self._holder.say(wire.Noticed(max(0.0, self._deadline - time.monotonic())))
-
-
-def raise_file_limit() -> None:
-    """Two descriptors a worker, and more for its log."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.EPERM:
-                raise

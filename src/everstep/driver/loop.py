@@ -86,7 +86,11 @@ class Driver:
         self._rows = Rows(self._write_rows)
         self.value: Any = None
         """What rank 0 returned, or the leader of another group if rank 0's is not there at the end."""
+        self.value_problem = ""
+        """Why that can't be had, although the function returned something."""
         self._prepared: set[HostId] = set()
+        self._said: set[str] = set()
+        """Why workers aren't forked: other hosts need not say the same again."""
         self._pids: dict[int, int] = {}
         self._notices = Notices(self._agreement.propose)
         self._committing: set[tuple[int, int, int]] = set()
@@ -405,7 +409,8 @@ class Driver:
     # ------------------------------------------------------------------ hosts
 
     def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
-        if not message.forks and message.why_not and host not in self._prepared:
+        if not message.forks and message.why_not and message.why_not not in self._said:
+            self._said.add(message.why_not)
             self._observer.say(
                 f"{host}: {message.why_not}; workers start as fresh processes, which is slower"
             )
@@ -590,9 +595,8 @@ class Driver:
             case wire.Returned():
                 stream.returned = True
                 self._agreement.returned(rank)
-                if word.value is not None and (rank == 0 or self.value is None):
-                    # From a process that this driver started, over a socket that only it has.
-                    self.value = cloudpickle.loads(word.value)
+                if rank == 0 or self.value is None:
+                    self.value, self.value_problem = _loaded(word)
                 self.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.Raised():
                 stream.failed = True
@@ -600,8 +604,7 @@ class Driver:
                     self._damaged(word.damaged, word.message)
                     self.emit(e.CheckpointDamaged(at=now, folder=word.damaged))
                 failure = Failure(
-                    # What it was given to start from is no fault of the function's.
-                    Kind.EXCEPTION if word.joined and not word.damaged else Kind.START,
+                    _kind_of(word),
                     word.at,
                     word.message,
                     rank=rank,
@@ -900,6 +903,25 @@ class Driver:
         live = LiveRun(self._job.name, self._job.store.address(), os.getpid(), self.controller.epoch, workers)
         publish_run(live)
         self._observer.started(live)
+
+
+def _kind_of(word: wire.Raised) -> Kind:
+    if word.final:
+        return Kind.LIMIT
+    # What it was given to start from is no fault of the function's.
+    return Kind.EXCEPTION if word.joined and not word.damaged else Kind.START
+
+
+def _loaded(word: wire.Returned) -> tuple[Any, str]:
+    """(what a worker returned, why that can't be had). It comes from a process that this driver started, over
+    a socket that only it has.
+    """
+    if word.value is None:
+        return None, word.problem
+    try:
+        return cloudpickle.loads(word.value), ""
+    except Exception as error:  # a class that isn't here, a device that isn't: anything may be raised
+        return None, f"it can't be loaded in this process: {type(error).__name__}: {error}"
 
 
 def _message(end: c.EndRun) -> str:

@@ -43,6 +43,7 @@ from everstep.errors import (
     FencedError,
     FunctionLoadError,
     PreemptionError,
+    ReturnValueError,
     StorageAccessError,
     TrainingFailedError,
     WorkerError,
@@ -85,6 +86,8 @@ def run_training(spec: RunSpec) -> Result:
     config = payload.config_digest(spec.train_loop_config)
     if history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue":
         return _finished_already(spec, name, run, history, config)
+    if spec.scaling.num_workers:
+        payload.check_size(spec.train_fn, code, spec.train_loop_config, arguments)
     engine = LocalEngine() if spec.scaling.num_workers == 0 else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
@@ -151,7 +154,10 @@ def run_training(spec: RunSpec) -> Result:
         raise ControllerError(driver.crash) from driver.crash
     assert driver.ended is not None, "a run that is over says how"
     _raise_for(driver.ended, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
-    return replace(result_of(run, history, spec.run.storage_options), return_value=driver.value)
+    result = replace(result_of(run, history, spec.run.storage_options), return_value=driver.value)
+    if driver.value_problem:
+        raise ReturnValueError(driver.value_problem, result)
+    return result
 
 
 def _changes(before: History, config: str, workers: tuple[int, int]) -> str:
@@ -304,7 +310,7 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
         case Kind.PREEMPTED:
             ranks = {cause.host or "": sorted(failures)}
             return PreemptionError(PreemptionInfo(None, ranks))
-        case Kind.START | Kind.RESERVATION if cause.rank is None:
+        case Kind.START | Kind.RESERVATION | Kind.LIMIT if cause.rank is None:
             return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
         case _:
             if cause.rank is None:
@@ -324,7 +330,7 @@ def _worker_error(failure: Failure, rank: int, driver: Driver) -> WorkerError:
     exited = exits[-1] if exits else None
     tail = failure.log_tail or (exited.log_tail if exited is not None else "")
     path = failure.log_path or (exited.log_path if exited is not None else "")
-    verb = "raised " if failure.kind is Kind.EXCEPTION else ""
+    verb = "raised " if failure.kind in (Kind.EXCEPTION, Kind.LIMIT) else ""
     if failure.kind in (Kind.HOST_LOST, Kind.HOST_SILENT, Kind.TEMPLATE):
         verb = f"was lost with its host ({failure.kind.value}): "
     return WorkerError(
