@@ -22,6 +22,7 @@ import msgspec
 from everstep.agent import kernel
 from everstep.agent.guard import remove_scratch
 from everstep.agent.host import SOCKET
+from everstep.errors import EverstepError
 
 _START_S = 30.0
 _END_S = 10.0
@@ -122,10 +123,7 @@ class LocalCluster:
         name to complete it.
         """
         with self._lock:
-            while name is None:
-                if f"slice-{self._next_slice}" not in self.slices:
-                    name = f"slice-{self._next_slice}"
-                self._next_slice += 1
+            name = name or self.next_slice()
             there = len(self.slices.get(name, []))
             count = hosts if hosts is not None else self.hosts_per_slice - there
             made = [self._start_host(name, there + i) for i in range(count)]
@@ -134,8 +132,18 @@ class LocalCluster:
                 self._wait_ready(host)
         return name
 
+    def next_slice(self) -> str:
+        """A name that no slice has had yet."""
+        while f"slice-{self._next_slice}" in self.slices:
+            self._next_slice += 1
+        self._next_slice += 1
+        return f"slice-{self._next_slice - 1}"
+
+    def host_name(self, slice_name: str, index: int) -> str:
+        return f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
+
     def _start_host(self, slice_name: str, index: int) -> str:
-        host = f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
+        host = self.host_name(slice_name, index)
         folder = self.folder / host
         # A process that was killed while it started this host may have left half of one.
         _clear_away(folder)
@@ -182,8 +190,10 @@ class LocalCluster:
         deadline = time.monotonic() + _START_S
         while not (folder / "ready").exists():
             if self._agents[host].poll() is not None or time.monotonic() > deadline:
-                log = (folder / "agent.log").read_text(errors="replace")
-                raise RuntimeError(f"the agent of {host} did not start:\n{log[-4000:]}")
+                log = (folder / "agent.log").read_text(errors="replace").strip()
+                raise EverstepError(
+                    f"the agent of {host} did not start{_how(self._agents[host])}\n{log[-4000:]}"
+                )
             time.sleep(0.005)
 
     def remove_slice(self, name: str) -> None:
@@ -287,6 +297,13 @@ def _clear_away(folder: Path) -> None:
         kernel.send_signal(pid, signal.SIGKILL)
     remove_scratch(str(folder))
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _how(agent: subprocess.Popen[bytes]) -> str:
+    code = agent.poll()
+    if code is None:
+        return f" within {_START_S:g} s"
+    return f" (exit code {code})" if code <= 128 else f" (signal {signal.Signals(code - 128).name})"
 
 
 def _lives(facts: HostFile) -> bool:
