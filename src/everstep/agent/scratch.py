@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from everstep.agent.guard import SCRATCH
+from everstep.storage.private import SHARED_TEMPORARY
 
 _TRIES = 100
 _PAUSE_S = 0.05
@@ -51,15 +52,9 @@ def remove(folder: Path, place: Path) -> None:
 
 def use(place: str) -> None:
     """Make it this process's temporary folder."""
-    # What was imported before may have asked for the old one, which is remembered.
-    if tempfile.tempdir in (None, os.environ.get("TMPDIR"), _default()):
-        tempfile.tempdir = None
-    os.environ["TMPDIR"] = place
-
-
-def _default() -> str:
     remembered, tempfile.tempdir = tempfile.tempdir, None
-    try:
-        return tempfile.gettempdir()
-    finally:
-        tempfile.tempdir = remembered
+    shared = tempfile.gettempdir()
+    os.environ[SHARED_TEMPORARY] = shared
+    os.environ["TMPDIR"] = place
+    # What was imported before may have asked for it, and the answer is remembered. Any other is the user's.
+    tempfile.tempdir = None if remembered in (None, shared) else remembered

@@ -6,6 +6,7 @@ killed with SIGKILL and frozen with SIGSTOP, with everything that runs on it, as
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -14,6 +15,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +26,7 @@ from everstep.agent import kernel
 from everstep.agent.guard import remove_scratch
 from everstep.agent.host import SOCKET
 from everstep.errors import EverstepError
+from everstep.storage.private import no_room, private_folder, shared_temporary
 
 _START_S = 30.0
 _END_S = 10.0
@@ -43,15 +47,21 @@ class HostFile(msgspec.Struct, frozen=True):
 
 def runtime_folder() -> Path:
     """A short path of the user's alone: Unix sockets have names of at most 100 characters or so."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or shared_temporary())
     if len(str(base)) > 40 or not os.access(base, os.W_OK):
         base = Path("/tmp")
-    folder = base / f"everstep-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not this user's alone (0700): remove it, or set XDG_RUNTIME_DIR")
-    return folder
+    return private_folder(base / f"everstep-{os.getuid()}", "XDG_RUNTIME_DIR")
+
+
+@contextmanager
+def _room_in_runtime_folder() -> Iterator[None]:
+    """A folder that is full is told as such. It is in memory on many machines, and small."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise no_room(runtime_folder(), error, "XDG_RUNTIME_DIR") from error
 
 
 class LocalCluster:
@@ -74,8 +84,9 @@ class LocalCluster:
     ) -> None:
         self.hosts_per_slice = hosts_per_slice
         self.workers_per_host = workers_per_host
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        with _room_in_runtime_folder():
+            self.folder = folder or Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
+            self.folder.mkdir(mode=0o700, exist_ok=True)
         for host, facts in self.hosts.items():  # of an earlier driver, in a folder that was given
             if not _lives(facts):
                 _clear_away(self.folder / host)
@@ -126,7 +137,8 @@ class LocalCluster:
             name = name or self.next_slice()
             there = len(self.slices.get(name, []))
             count = hosts if hosts is not None else self.hosts_per_slice - there
-            made = [self._start_host(name, there + i) for i in range(count)]
+            with _room_in_runtime_folder():
+                made = [self._start_host(name, there + i) for i in range(count)]
         if wait:
             for host in made:
                 self._wait_ready(host)
