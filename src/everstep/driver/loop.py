@@ -901,7 +901,10 @@ class Driver:
             for s in self._current_streams()
         ]
         live = LiveRun(self._job.name, self._job.store.address(), os.getpid(), self.controller.epoch, workers)
-        publish_run(live)
+        try:
+            publish_run(live)
+        except OSError as error:
+            self._observer.say(f"other terminals can't find this run: {error}")
         self._observer.started(live)
 
 

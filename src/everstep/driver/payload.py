@@ -20,7 +20,7 @@ import cloudpickle
 
 from everstep.agent import wire
 from everstep.backend.base import Backend
-from everstep.errors import FunctionLoadError
+from everstep.errors import ConfigError, FunctionLoadError
 
 # Importing these starts threads or talks to a cluster: not before a fork.
 _NOT_BEFORE_A_FORK = frozenset({"ray", "tensorflow", "everstep", "__future__"})
@@ -157,14 +157,35 @@ def template_environment(runtime_env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def working_folder(runtime_env: Mapping[str, Any]) -> str:
-    return str(runtime_env.get("working_dir") or Path.cwd())
+    return str(runtime_env.get("working_dir") or _here())
+
+
+def check_working_folder(runtime_env: Mapping[str, Any]) -> None:
+    """Refuse to start workers in a folder that was removed since it was given."""
+    folder = working_folder(runtime_env)
+    if "://" not in folder and not os.path.isdir(folder):
+        raise ConfigError(
+            f"worker_runtime_env['working_dir'] is {folder!r}, which was removed",
+            "make it again, or give another",
+            "RunConfig.worker_runtime_env.working_dir",
+        )
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the working folder of this process was removed, and workers start in it",
+            "change to one that exists, or give RunConfig(worker_runtime_env={'working_dir': …})",
+        ) from None
 
 
 def python_path(runtime_env: Mapping[str, Any]) -> list[str]:
     """This process's own path, so that a module beside the user's script is found; the script's folder is its
     first entry.
     """
-    path = [p or str(Path.cwd()) for p in sys.path]
+    path = [p or str(_here()) for p in sys.path]
     folder = runtime_env.get("working_dir")
     return [str(folder), *path] if folder else path
 

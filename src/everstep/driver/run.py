@@ -88,6 +88,7 @@ def run_training(spec: RunSpec) -> Result:
         return _finished_already(spec, name, run, history, config)
     if spec.scaling.num_workers:
         payload.check_size(spec.train_fn, code, spec.train_loop_config, arguments)
+        payload.check_working_folder(spec.run.worker_runtime_env)
     engine = LocalEngine() if spec.scaling.num_workers == 0 else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
