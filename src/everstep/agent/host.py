@@ -194,7 +194,11 @@ class Agent:
         if why_not:
             self._holder.say(wire.Unprepared(Kind.LIMIT, why_not, ""))
             return
-        self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
+        try:
+            self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
+        except OSError as error:
+            # Those that were started are ended by the driver, with all others.
+            self._holder.say(wire.Unprepared(Kind.START, f"a worker could not be started: {error}", ""))
 
     def _worker_ended(self, worker: Worker) -> None:
         self._stops.ended(worker)

@@ -31,8 +31,8 @@ class WorkerOutput:
     be shown now it is told the size of later, and where to read it.
     """
 
-    def __init__(self, spec: wire.WorkerSpec, out: int, holder: Holder) -> None:
-        self.log = WorkerLog(spec.log_path)
+    def __init__(self, spec: wire.WorkerSpec, out: int, log: WorkerLog, holder: Holder) -> None:
+        self.log = log
         self._spec = spec
         self._out = out
         self._holder = holder

@@ -34,8 +34,8 @@ class Preparation:
         """The order whose storage is being looked at, or was found wanting."""
 
     def prepare(self, message: wire.Prepare) -> None:
-        message = _at_home(message) if message.elsewhere else message
         try:
+            message = _at_home(message) if message.elsewhere else message
             self._have_template(self._recipe(message))
         except OSError as error:
             self._holder.say(wire.Unprepared(Kind.START, _why_not_started(error, message.cwd), ""))

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import msgspec
 
 from everstep.agent import kernel, scratch, wire
 from everstep.agent.drivers import Connection, Holder
+from everstep.agent.logs import WorkerLog
 from everstep.agent.output import WorkerOutput, output_pipe
 from everstep.agent.preparation import Preparation
 from everstep.agent.spawner import Template
@@ -82,25 +84,37 @@ class Workers:
             self.forget_ended()
         for spec in specs:
             template = preparation.template_for_worker()
-            if template is not preparation.template:
+            fresh = template is not preparation.template
+            try:
+                self._start(spec, template, lighthouse)
+            except OSError:
+                if fresh:
+                    template.kill()
+                raise
+            if fresh:
                 self._fresh.append(template)
-            self._start(spec, template, lighthouse)
 
     def _start(self, spec: wire.WorkerSpec, template: Template, lighthouse: str) -> None:
         before = self._ended.pop((spec.epoch, spec.member.rank), None)
         if before is not None:  # of an earlier generation of its group, which nobody takes over any more
             before.line.forget()
         attempt = f"{spec.epoch}.{spec.generation}.{spec.member.rank}"
+        place = scratch.make(self._folder, attempt, template.recipe.env)
         spec = msgspec.structs.replace(
-            spec,
-            spool=str(self._folder / "spool" / attempt),
-            scratch=str(scratch.make(self._folder, attempt, template.recipe.env)),
-            lighthouse=lighthouse,
+            spec, spool=str(self._folder / "spool" / attempt), scratch=str(place), lighthouse=lighthouse
         )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        out, into = output_pipe()
+        with ExitStack() as undo:
+            undo.callback(scratch.remove, self._folder, place)
+            log = WorkerLog(spec.log_path)
+            undo.callback(log.close)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            out, into = output_pipe()
+            undo.pop_all()
         line = WorkerLine(spec, ours, self._holder, lambda: self._deaf(worker))
-        worker = Worker(spec, template, line, WorkerOutput(spec, out, self._holder), kernel.oom_kills())
+        output = WorkerOutput(spec, out, log, self._holder)
+        worker = Worker(spec, template, line, output, kernel.oom_kills())
         self._live[worker.key] = worker
         template.fork(spec, theirs.detach(), into)
 
