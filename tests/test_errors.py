@@ -78,6 +78,8 @@ def test_the_relations_are_those_of_ray_train():
         PreemptionError(PREEMPTED, drain_timed_out=True),
         ConfigError("is wrong.", "Do right.", "field"),
         DamagedCheckpointError("/run/checkpoint_1", "model.pt", "is missing"),
+        everstep.ReturnValueError("it can't be loaded", "the rest"),
+        everstep.TooLargeError("of 300 MiB.", "Save it.", "metrics"),
         *(
             getattr(everstep, name)("what.", "Do.")
             for name in (

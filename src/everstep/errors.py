@@ -4,8 +4,8 @@ Errors are plain data: they pickle, they carry what was seen as fields, and thei
 Nothing here decides anything; who raises what, and whether it is retried, is the business of ``control`` and
 the driver.
 
-Not retried, whatever the budget: ``ConfigError``, ``FunctionLoadError``, ``InfeasibleResourcesError`` and
-``StorageAccessError``.
+Not retried, whatever the budget: ``ConfigError``, ``FunctionLoadError``, ``TooLargeError``,
+``InfeasibleResourcesError`` and ``StorageAccessError``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class ConfigError(EverstepError, ValueError):
         EverstepError.__init__(self, message, remedy)
         self.args = (message, remedy, field)
         self.field = field
+
+
+class TooLargeError(ConfigError):
+    """More in one piece than can be sent between a worker and its driver. Never retried."""
 
 
 class RefusedError(ConfigError):
@@ -158,6 +162,23 @@ class PreemptionError(TrainingFailedError):
 
 class FunctionLoadError(TrainingFailedError):
     """The training function can't be shipped, or can't be loaded on a worker. Never retried."""
+
+
+class ReturnValueError(EverstepError):
+    """Training finished, and what the function returned can't be had: it could not be sent, or can't be
+    loaded here. Nothing is trained again. ``result`` has all the rest: metrics and checkpoints.
+    """
+
+    def __init__(self, problem: str = "", result: object = None) -> None:
+        super().__init__(
+            "Training finished, and its checkpoints are kept, but what the training function returned can't "
+            f"be given to you: {problem}",
+            "return plain data (a tensor as .cpu() or .tolist(), an object as a dict), or save it with a "
+            "checkpoint. All the rest is in this error's .result",
+        )
+        self.problem = problem
+        self.result = result
+        self.args = (problem, result)
 
 
 class InfeasibleResourcesError(TrainingFailedError):

@@ -26,7 +26,7 @@ from everstep.checkpoint import (
     CheckpointUploadMode,
     ReportedCheckpoint,
 )
-from everstep.errors import ConfigError, RefusedError, StorageError
+from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.store import open_store
@@ -149,6 +149,8 @@ class Session:
         raw = _EMPTY
         if self._sends_metrics or not isinstance(metrics, dict):
             raw = _encode_metrics(metrics)
+            if len(bytes(raw)) > wire.MAX_PAYLOAD:
+                raise _too_large(metrics, len(bytes(raw)))
         self._index += 1
         index = self._index
         restored, self._restored = self._restored, 0.0
@@ -180,7 +182,7 @@ class Session:
                 part = store.upload_part(self._run, share, Path(_local(checkpoint)))
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
             self._link.send(wire.frame(wire.Report(index, raw, None, True, restored)))
-            self._link.send(wire.frame(wire.PartFailed(index, f"{type(error).__name__}: {error}")))
+            self._part_failed(index, error)
             if not isinstance(error, StorageError):
                 raise
             return  # the storage's failure is told; training goes on
@@ -224,10 +226,14 @@ class Session:
         except (
             Exception
         ) as error:  # whatever the storage raises: it must reach the driver, not die with this thread
-            self._link.send(wire.frame(wire.PartFailed(index, f"{type(error).__name__}: {error}")))
+            self._part_failed(index, error)
         else:
             self._link.send(wire.frame(wire.PartDone(part)))
         snapshots.forget(job)
+
+    def _part_failed(self, index: int, error: Exception) -> None:
+        reason = wire.clip(f"{type(error).__name__}: {error}")
+        self._link.send(wire.frame(wire.PartFailed(index, reason)))
 
     def _folder(self, name: str | None, index: int) -> str:
         spec = self.spec
@@ -400,6 +406,16 @@ def _encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
                     field="metrics",
                 ) from error
         raise
+
+
+def _too_large(metrics: dict[str, Any], size: int) -> TooLargeError:
+    sizes = {key: len(_encoder.encode(value)) for key, value in metrics.items()}
+    largest = max(sizes, key=lambda key: sizes[key])
+    return TooLargeError(
+        f"report(metrics) of {wire.as_size(size)}, of which {largest!r} has {wire.as_size(sizes[largest])}: "
+        f"at most {wire.as_size(wire.MAX_PAYLOAD)} can be reported at once",
+        "save large values as files of a checkpoint, and report numbers about them",
+    )
 
 
 # ---------------------------------------------------------------------- the current session

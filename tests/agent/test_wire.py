@@ -46,3 +46,20 @@ def test_every_message_of_a_worker_can_be_read_back() -> None:
     back = wire.from_worker.decode(body)
     assert isinstance(back, wire.Report)
     assert (back.index, back.owed, back.restore_s) == (7, True, 0.5)
+
+
+def test_all_that_a_user_may_send_fits_into_a_frame_with_what_goes_around_it() -> None:
+    answer = wire.frame(wire.Answer(1, bytes(wire.MAX_PAYLOAD)))
+    told = wire.frame(wire.Tell(1, 1, [0], answer))
+    (body,) = wire.Frames().feed(told)
+    assert len(body) > wire.MAX_PAYLOAD
+    with pytest.raises(ValueError, match=r"a Answer message of \d+ bytes: at most"):
+        wire.frame(wire.Answer(1, bytes(wire.MAX_FRAME)))
+
+
+def test_a_text_of_any_length_is_clipped_to_its_beginning_and_its_end() -> None:
+    assert wire.clip("short") == "short"
+    clipped = wire.clip("first " + "x" * 10_000_000 + " last")
+    assert clipped.startswith("first xxx")
+    assert clipped.endswith("xxx last")
+    assert len(clipped) < 2 * wire.MAX_TEXT

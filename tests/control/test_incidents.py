@@ -114,7 +114,21 @@ def test_an_echo_seen_first_and_then_the_host_lost_is_a_lost_host(either: Run) -
 
 def test_every_cause_has_its_budget_but_those_that_no_retry_cures() -> None:
     assert set(BUDGET_OF) == set(Kind)
-    assert [kind for kind, budget in BUDGET_OF.items() if budget is None] == [Kind.LOAD, Kind.STORAGE]
+    assert [kind for kind, budget in BUDGET_OF.items() if budget is None] == [
+        Kind.LOAD,
+        Kind.STORAGE,
+        Kind.LIMIT,
+    ]
+
+
+def test_what_exceeds_a_limit_while_training_ends_the_run_at_once(either: Run) -> None:
+    hands = either()
+    hands.fail(0, Kind.LIMIT)
+    end = hands.last(c.EndRun)
+    assert end.outcome is c.Outcome.FAILED
+    assert end.cause is not None
+    assert end.cause.kind is Kind.LIMIT
+    assert not hands.all(c.RecoveryDecided)
 
 
 @pytest.mark.parametrize("kind", [Kind.EXCEPTION, Kind.EXIT, Kind.SIGNAL, Kind.OOM])

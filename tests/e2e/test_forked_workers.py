@@ -145,6 +145,58 @@ def test_where_forking_hangs_workers_start_as_fresh_processes_and_the_user_is_to
     assert "workers start as fresh processes" in capfd.readouterr().err
 
 
+BUSY_MODULE = """
+import threading, time
+
+lock = threading.Lock()
+
+def poll():
+    while True:
+        with lock:
+            time.sleep(0.05)
+
+threading.Thread(target=poll, name="poller", daemon=True).start()
+"""
+
+
+def test_a_module_that_starts_a_thread_when_imported_gets_fresh_processes_and_says_why_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy_module.py").write_text(BUSY_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def function() -> int:
+        import busy_module
+
+        with busy_module.lock:  # in a fork, nobody would ever give it back
+            return 1
+
+    with LocalCluster(slices=2) as cluster:
+        assert gather(function, tmp_path, 2, engine=cluster) == [1, 1]
+    errors = capfd.readouterr().err
+    assert errors.count("workers start as fresh processes") == 1
+    assert "left 1 thread running (poller)" in errors
+
+
+@pytest.mark.parametrize("module", ["numpy", "scipy.linalg", "torch", "jax", "pandas", "torchft"])
+def test_threads_that_frameworks_start_when_imported_do_not_stand_in_the_way(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], module: str
+) -> None:
+    pytest.importorskip(module)
+
+    def function() -> int:
+        return 1
+
+    function.__code__ = compile(f"def function():\n import {module}\n return 1", __file__, "exec").co_consts[
+        0
+    ]
+    run_config = RunConfig(
+        storage_path=str(tmp_path / "runs"), worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "4"}}
+    )
+    assert gather(function, tmp_path, 1, run_config=run_config) == [1]
+    assert "fresh processes" not in capfd.readouterr().err
+
+
 def test_ranks_and_world_are_dense_and_in_topology_order(tmp_path: Path) -> None:
     def place() -> list[int]:
         context = get_context()

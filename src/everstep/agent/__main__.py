@@ -2,32 +2,68 @@
 
 With ``LOCK``, it is tied to the process that started it: it waits until an earlier agent has given the lock
 back, and ends when its standard input does.
+
+Where the kernel lets it, the process that is started becomes the guardian, and the agent is its child.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
-from everstep.agent.host import Agent, raise_file_limit
+from everstep.agent import guard, kernel
 from everstep.agent.turn import Turn
 
 _TURN_S = 60.0
 
 
-async def _main(host: str, folder: Path, owner: tuple[int, int], tied: bool) -> None:
-    await Agent(host, folder, owner, tied).serve()
+def _stand_guard(folder: str, turn: Turn | None) -> int:
+    """Go on as the agent, below a guardian. Gives a descriptor to read from: it says when that is ready."""
+    guardian = os.getpid()
+    ready, is_ready = os.pipe()
+    agent = os.fork()
+    if agent:
+        os.set_inheritable(is_ready, True)
+        lock = []
+        if turn is not None:
+            os.set_inheritable(turn.fd, True)
+            lock = [str(turn.path)]
+        # Isolated, and without site packages: it needs none of them.
+        command = [sys.executable, "-I", "-S", guard.__file__, str(agent), str(is_ready), folder, *lock]
+        os.execv(sys.executable, command)
+    os.close(is_ready)
+    kernel.die_with_parent(guardian, signal.SIGHUP)
+    return ready
+
+
+def main(name: str, folder: str, owner: tuple[int, int], lock: str | None) -> None:
+    turn = Turn(Path(lock)) if lock is not None else None
+    if turn is not None:
+        turn.take(_TURN_S)
+    pid = os.getpid()
+    ready = _stand_guard(folder, turn) if kernel.adopt_orphans() else None
+    # From here on there may be two of us: only one needs all that an agent needs.
+    import asyncio
+
+    from everstep.agent import descriptors
+    from everstep.agent.host import Agent
+
+    descriptors.raise_limit()
+    if ready is not None and not os.read(ready, 1):
+        sys.exit("the guardian of this agent did not start")
+
+    async def serve() -> None:
+        await Agent(name, Path(folder), owner, tied=lock is not None).serve(pid)
+
+    asyncio.run(serve())
+    if turn is not None and ready is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        turn.give()
 
 
 if __name__ == "__main__":
-    raise_file_limit()
-    name, where, pid, started, *lock = sys.argv[1:]
-    turn = Turn(Path(lock[0])) if lock else None
-    if turn is not None:
-        turn.take(_TURN_S)
-    asyncio.run(_main(name, Path(where), (int(pid), int(started)), bool(lock)))
-    if turn is not None:
-        shutil.rmtree(where, ignore_errors=True)
-        turn.give()
+    host, where, owner_pid, owner_started, *locks = sys.argv[1:]
+    main(host, where, (int(owner_pid), int(owner_started)), locks[0] if locks else None)

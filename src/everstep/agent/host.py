@@ -7,171 +7,54 @@ decides nothing about the run: it does what the driver that holds it says, and t
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import os
 import signal
 import socket
-import sys
-import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from everstep.agent import kernel, wire
+from everstep.agent import descriptors, kernel, wire
+from everstep.agent.drivers import Beats, Connection, Holder
 from everstep.agent.forwarder import Forwarder
+from everstep.agent.guard import end_children
 from everstep.agent.lighthouse import Lighthouse
-from everstep.agent.logs import WorkerLog
-from everstep.agent.spawner import Recipe, Template
-from everstep.agent.spool import Spool
+from everstep.agent.preparation import Preparation
+from everstep.agent.stops import Stops
+from everstep.agent.workers import Worker, Workers
 from everstep.control.failures import Kind
 
 SOCKET = "agent.sock"
-_STORAGE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
-_READ = 1 << 18
-_HIGH_WATER = 64 << 20
+READY = "ready"
+"""In the host's folder once the agent listens: the pid that its host goes by."""
 DEFAULT_GRACE_S = 30.0
-
-
-@dataclass
-class Worker:
-    """One worker process and its two ways out: messages and output."""
-
-    spec: wire.WorkerSpec
-    template: Template
-    sock: socket.socket
-    out: int
-    log: WorkerLog
-    oom_before: int
-    pid: int = 0
-    spool: Spool = field(init=False)
-    state: bytes = b""
-    """What the driver said of all that the spool no longer holds."""
-    uploaded: list[wire.Uploaded] = field(default_factory=list)
-    """What we uploaded in its place."""
-    exited: wire.Exited | None = None
-    kill: int = 0
-    """A signal that it is to get as soon as it has a pid."""
-    by_us: bool = False
-
-    def __post_init__(self) -> None:
-        self.spool = Spool(Path(f"{self.log.path}.spool"))
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return (self.spec.epoch, self.spec.member.rank)
-
-
-@dataclass
-class StopJob:
-    """Ranks that are to be gone, and the word owed when they are."""
-
-    epoch: int
-    generation: int
-    ranks: list[int]
-    left: set[int]
-    pids: set[int] = field(default_factory=set)
-
-
-class Beats(threading.Thread):
-    """Says that the host lives. Shares no thread with anything that may wait."""
-
-    def __init__(self) -> None:
-        super().__init__(name="everstep-beats", daemon=True)
-        self._sockets: list[tuple[socket.socket, float]] = []
-        self._changed = threading.Event()
-
-    def add(self, sock: socket.socket, interval: float) -> None:
-        sock.setblocking(False)
-        self._sockets = [*self._sockets, (sock, interval)]
-        self._changed.set()
-
-    def run(self) -> None:
-        beat = wire.frame(wire.Beat())
-        while True:
-            sockets = self._sockets
-            if not sockets:
-                self._changed.wait()
-                self._changed.clear()
-                continue
-            for entry in sockets:
-                try:
-                    entry[0].send(beat)
-                except BlockingIOError:
-                    pass  # a driver that doesn't read doesn't need more of them
-                except OSError:
-                    entry[0].close()
-                    self._sockets = [e for e in self._sockets if e is not entry]
-            time.sleep(min(interval for _, interval in sockets))
-
-
-class Connection(asyncio.Protocol):
-    """A driver's connection."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._frames = wire.Frames()
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=_HIGH_WATER)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._frames.feed(data):
-            self._agent.heard(self, wire.to_agent.decode(body))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
-        self._agent.lost(self)
-
-    def pause_writing(self) -> None:
-        self._agent.hold_workers(self, True)
-
-    def resume_writing(self) -> None:
-        self._agent.hold_workers(self, False)
-
-    def send(self, message: wire.AnyFromAgent) -> None:
-        if self.transport is not None:
-            self.transport.write(wire.frame(message))
+_END_S = 5.0
 
 
 class Agent:
+    """Who holds it, and what that driver's orders mean. What is done about workers is done in ``Workers``."""
+
     def __init__(self, host: str, folder: Path, owner: tuple[int, int], tied: bool = False) -> None:
         """``tied``: end when standard input does, which the owner holds."""
         self.host = host
         self._folder = folder
-        self._owner = owner
         self._tied = tied
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._beats = Beats()
         self._connections: set[Connection] = set()
-        self._run = ""
-        self._lease = 0
-        self._orphan_s = 0.0
-        self._holder: Connection | None = None
+        self._holding = wire.Claim("", 0, 0.0, owner)
+        """The claim that holds this host; of no run: nobody's has it."""
+        self._holder = Holder()
         self._orphan_timer: asyncio.TimerHandle | None = None
-        self._template: Template | None = None
-        self._loaded: wire.Loaded | None = None
-        self._looking: wire.Prepare | None = None
-        """The order whose storage is being looked at, or was found wanting."""
-        self._fresh: list[Template] = []
-        self._fresh_loaded: set[int] = set()
-        self._workers: dict[tuple[int, int], Worker] = {}
-        self._ended_workers: dict[tuple[int, int], Worker] = {}
-        """Of the present epoch: a later driver must hear how they ended."""
-        self._stops: list[StopJob] = []
+        self._workers = Workers(folder, self._holder, self._worker_ended)
+        self._preparation = Preparation(folder, self._holder, self._workers.template_said)
+        self._stops = Stops(self._workers, self._holder)
         self._retiring = False
-        self._noticed: float | None = None
-        self._held_back = False
-        self._lighthouse: Lighthouse | None = None
-        self._forwarder: Forwarder | None = None
+        self._leaving = Leaving(folder, self._holder)
+        self._lighthouse = LighthouseHere(self._holder)
 
-    async def serve(self) -> None:
+    async def serve(self, pid: int) -> None:
+        """``pid`` is what its host goes by: its own, or its guardian's."""
         kernel.adopt_orphans()
         path = self._folder / SOCKET
         path.unlink(missing_ok=True)
@@ -180,15 +63,16 @@ class Agent:
         for sig, handler in (
             (signal.SIGCHLD, self._reap),
             (signal.SIGTERM, self._sigterm),
-            (signal.SIGUSR1, self._notice_cancelled),
+            (signal.SIGUSR1, self._leaving.cancelled),
+            (signal.SIGHUP, self._done.set),
         ):
             self._loop.add_signal_handler(sig, handler)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._beats.start()
         if self._tied:
             self._loop.add_reader(0, self._done.set)
-        (self._folder / "ready.tmp").write_text(str(os.getpid()))
-        (self._folder / "ready.tmp").rename(self._folder / "ready")
+        (self._folder / f"{READY}.tmp").write_text(str(pid))
+        (self._folder / f"{READY}.tmp").rename(self._folder / READY)
         watcher = asyncio.create_task(self._watch_owner())
         try:
             await self._done.wait()
@@ -199,12 +83,12 @@ class Agent:
             self._end_everything()
 
     async def _watch_owner(self) -> None:
-        pid, started = self._owner
         while True:
             await asyncio.sleep(1.0)
             # Without its socket (a runtime folder that went with a login) nobody can ever claim it again.
-            lost = self._holder is None and not (self._folder / SOCKET).exists()
-            if lost or (not self._run and kernel.start_time(pid) != started):
+            lost = self._holder.connection is None and not (self._folder / SOCKET).exists()
+            pid, started = self._holding.owner
+            if lost or (not self._holding.run and kernel.start_time(pid) != started):
                 self._done.set()
 
     # ------------------------------------------------------------------ drivers
@@ -215,34 +99,28 @@ class Agent:
                 self._attach(connection, message)
             case wire.Claim():
                 self._claim(connection, message)
-            case _ if message.lease < self._lease or connection is not self._holder:
+            case _ if message.lease < self._holding.lease or connection is not self._holder.connection:
                 pass  # a driver that was replaced has no say
             case wire.Unclaim():
                 self._unclaim()
             case wire.Prepare():
-                self._prepare(message)
+                self._preparation.prepare(message)
             case wire.Start():
-                if any(spec.epoch > epoch for spec in message.workers for epoch, _ in self._ended_workers):
-                    self._forget_ended()
-                for spec in message.workers:
-                    self._start(spec)
+                self._start(message)
             case wire.Stop():
-                self._stop(message)
+                self._stops.stop(message)
             case wire.Tell():
-                for rank in message.ranks:
-                    self._tell(message.epoch, rank, message.body)
+                self._workers.tell(message.epoch, message.ranks, message.body)
             case wire.Acknowledge():
-                self._acknowledged(message)
+                self._workers.acknowledged(message)
             case wire.RunLighthouse():
-                self._stop_lighthouse()
-                self._lighthouse = Lighthouse(message.address, message.options, self._lighthouse_is_up)
+                self._lighthouse.run(message)
             case wire.Forward():
-                self._forwarder = self._forwarder or Forwarder()
-                self._forwarder.point_at(message.address)
+                self._lighthouse.forward(message.address)
             case wire.Retire():
-                self._stop_lighthouse()
+                self._lighthouse.stop()
                 self._retiring = True
-                self._kill_all()
+                self._workers.kill_all()
                 self._check_retired()
             case wire.Shutdown():
                 self._done.set()
@@ -258,409 +136,91 @@ class Agent:
         connection.send(self._status())
 
     def _claim(self, connection: Connection, message: wire.Claim) -> None:
-        if self._run in ("", message.run) and message.lease >= self._lease:
-            if self._orphan_timer is not None:
-                self._orphan_timer.cancel()
-                self._orphan_timer = None
-            later = message.lease > self._lease > 0
-            self._run, self._lease, self._orphan_s = message.run, message.lease, message.orphan_s
-            self._owner = message.owner
-            self._holder = connection
-            self._say_status()
-            if later:
-                self._tell_all(wire.Undriven(False))
-                self._hand_over(connection)
-            if self._noticed is not None:
-                connection.send(wire.Noticed(max(0.0, self._noticed - time.monotonic())))
-        else:
+        held = self._holding
+        if held.run not in ("", message.run) or message.lease < held.lease:
             connection.send(self._status())
-
-    def _hand_over(self, connection: Connection) -> None:
-        """Tell a later driver what is here, and again all that nobody has dealt with."""
-        self._held_back = False
-        everybody = [*self._ended_workers.values(), *self._workers.values()]
-        held = [wire.Held(w.spec, w.pid, w.spool.acknowledged, w.state, bool(w.kill)) for w in everybody]
-        connection.send(wire.Inventory(held, self._lighthouse.where if self._lighthouse else ""))
-        for worker in everybody:
-            spec = worker.spec
-            for offset, data in worker.spool.chunks():
-                connection.send(wire.FromWorker(spec.epoch, spec.generation, spec.member.rank, offset, data))
-            for uploaded in worker.uploaded:
-                connection.send(uploaded)
-            if worker.exited is not None:
-                connection.send(worker.exited)
-            elif not worker.spool.full:
-                self._loop.add_reader(worker.sock, self._read_messages, worker)
-        connection.send(wire.HandedOver())
-
-    def _acknowledged(self, message: wire.Acknowledge) -> None:
-        for generation, rank, offset, state in message.ranks:
-            key = (message.epoch, rank)
-            worker = self._workers.get(key) or self._ended_workers.get(key)
-            if worker is None or worker.spec.generation != generation:
-                continue
-            was_full = worker.spool.full
-            worker.spool.acknowledge(offset)
-            worker.state = state
-            if was_full and not worker.spool.full and worker.exited is None and not self._held_back:
-                self._loop.add_reader(worker.sock, self._read_messages, worker)
+            return
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+            self._orphan_timer = None
+        self._holding = message
+        self._holder.take(connection)
+        self._say_status()
+        if message.lease > held.lease > 0:
+            self._workers.tell_all(wire.Undriven(False))
+            self._workers.hand_over(connection, self._lighthouse.where)
+        self._workers.adjust()
+        self._leaving.tell_again()
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        if connection is self._holder:
-            self._holder = None
+        if connection is self._holder.connection:
+            self._holder.take(None)
             # Its driver died without a word: the workers train on for a while, in case another claims them.
-            self._tell_all(wire.Undriven(True))
-            self._orphan_timer = self._loop.call_later(self._orphan_s, self._unclaim)
+            self._workers.adjust()
+            self._workers.tell_all(wire.Undriven(True))
+            self._orphan_timer = self._loop.call_later(self._holding.orphan_s, self._unclaim)
+
+    def keeps_up(self, connection: Connection, does: bool) -> None:
+        if connection is self._holder.connection:
+            self._holder.keeps_up = does
+            self._workers.adjust()
 
     def _unclaim(self) -> None:
-        self._kill_all()
-        self._stop_lighthouse()
-        if self._forwarder is not None:
-            self._forwarder.close()
-            self._forwarder = None
-        for template in [*([self._template] if self._template else []), *self._fresh]:
-            template.close()
-        self._template = self._loaded = None
-        self._fresh = []
-        self._forget_ended()
-        self._run, self._lease, self._holder = "", 0, None
+        self._workers.kill_all()
+        self._lighthouse.leave()
+        self._preparation.close()
+        self._workers.close()
+        self._holding = wire.Claim("", 0, 0.0, self._holding.owner)
+        self._holder.take(None)
         self._say_status()
 
     def _status(self, retired: bool = False) -> wire.Status:
+        held = self._holding
         return wire.Status(
-            self.host, wire.WIRE_VERSION, os.getpid(), self._run, self._lease, len(self._workers), retired
+            self.host, wire.WIRE_VERSION, os.getpid(), held.run, held.lease, len(self._workers), retired
         )
 
-    def _say_status(self) -> None:
+    def _say_status(self, retired: bool = False) -> None:
         for connection in list(self._connections):
-            connection.send(self._status())
-
-    def _say(self, message: wire.AnyFromAgent) -> None:
-        if self._holder is not None:
-            self._holder.send(message)
-
-    # ------------------------------------------------------------------ the template
-
-    def _prepare(self, message: wire.Prepare) -> None:
-        # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
-        cache = self._folder.parent / "cache"
-        cache.mkdir(mode=0o700, exist_ok=True)
-        message = _at_home(message) if message.elsewhere else message
-        recipe = Recipe(
-            wire.Load(
-                message.code,
-                message.config,
-                message.python_path,
-                message.preload,
-                message.probe_s,
-                hasattr(os, "pidfd_open"),
-            ),
-            {**message.env, "EVERSTEP_CACHE": str(cache)},
-            message.cwd,
-        )
-        if self._template is None or self._template.recipe != recipe:
-            if self._template is not None:
-                self._template.close()
-            self._loaded = None
-            self._template = Template(recipe, self._template_said)
-        # What we read and write for our workers goes to the same place, with the same rights.
-        os.environ.update({k: v for k, v in message.env.items() if k.startswith(_STORAGE_VARIABLES)})
-        # Beside the template's imports, which take longer.
-        self._looking = message
-        threading.Thread(target=self._look_at_storage, args=(message,), daemon=True).start()
-
-    def _look_at_storage(self, message: wire.Prepare) -> None:
-        from everstep.errors import StorageAccessError, StorageError
-        from everstep.storage.shared import look_for_marker
-        from everstep.storage.store import open_store
-
-        refusal: wire.Unprepared | None = None
-        try:
-            run = open_store(message.run_folder, message.storage_options, message.storage_limits)
-            look_for_marker(run, message.marker)
-        except (StorageError, OSError) as error:
-            kind = Kind.STORAGE if isinstance(error, StorageAccessError) else Kind.START
-            refusal = wire.Unprepared(kind, str(error), "")
-        self._loop.call_soon_threadsafe(self._looked, message, refusal)
-
-    def _looked(self, message: wire.Prepare, refusal: wire.Unprepared | None) -> None:
-        if message is not self._looking:
-            return  # asked again meanwhile
-        if refusal is not None:
-            self._say(refusal)
-            return
-        self._looking = None
-        self._check_prepared()
-
-    def _check_prepared(self) -> None:
-        if self._loaded is not None and self._looking is None:
-            self._say(wire.Prepared(self._loaded.forks, self._loaded.why_not, self._loaded.seconds))
-
-    def _template_said(self, template: Template, word: wire.AnyWord) -> None:
-        match word:
-            case wire.Loaded():
-                if template is self._template:
-                    self._loaded = word
-                    self._check_prepared()
-            case wire.LoadFailed():
-                self._say(wire.Unprepared(Kind.LOAD, word.message, word.traceback))
-            case wire.Forked():
-                self._forked(word)
-            case wire.Ended():
-                worker = next((w for w in self._workers.values() if w.pid == word.pid), None)
-                if worker is not None:
-                    worker.by_us = word.by_us
-                    self._ended(worker, word.status, word.peak_rss)
-
-    def _template_died(self, status: int) -> None:
-        assert self._template is not None
-        template, self._template, self._loaded = self._template, None, None
-        template.drain()
-        template.close()
-        code = os.waitstatus_to_exitcode(status)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._say(wire.Unprepared(Kind.TEMPLATE, f"the template process died ({how})", ""))
-        for worker in [w for w in self._workers.values() if w.template is template and not w.pid]:
-            self._ended(worker, status, 0)
+            connection.send(self._status(retired))
 
     # ------------------------------------------------------------------ workers
 
-    def _forget_ended(self) -> None:
-        for worker in self._ended_workers.values():
-            worker.spool.close()
-        self._ended_workers = {}
-
-    def _start(self, spec: wire.WorkerSpec) -> None:
-        template = self._template
-        if template is None or self._loaded is None:
+    def _start(self, message: wire.Start) -> None:
+        if self._preparation.loaded is None:
             return  # it has died, and the driver is being told
-        if not self._loaded.forks:
-            load = template.recipe.load
-            fresh = wire.Load(
-                load.code, load.config, load.python_path, load.preload, load.probe_s, may_fork=False
-            )
-            template = Template(Recipe(fresh, template.recipe.env, template.recipe.cwd), self._template_said)
-            self._fresh.append(template)
-        spool = self._folder / "spool" / f"{spec.epoch}.{spec.generation}.{spec.member.rank}"
-        before = self._ended_workers.pop((spec.epoch, spec.member.rank), None)
-        if before is not None:  # of an earlier generation of its group, which nobody takes over any more
-            before.spool.close()
-        lighthouse = f"http://{self._forwarder.address}" if self._forwarder is not None else ""
-        spec = msgspec.structs.replace(spec, spool=str(spool), lighthouse=lighthouse)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        out, into = os.pipe()
-        os.set_blocking(out, False)
-        try:
-            fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, 1 << 20)
-        except (OSError, AttributeError):
-            pass  # the usual size does, too
-        worker = Worker(spec, template, ours, out, WorkerLog(spec.log_path), kernel.oom_kills())
-        self._workers[worker.key] = worker
-        template.fork(spec, theirs.fileno(), into)
-        theirs.close()
-        os.close(into)
-        self._listen(worker)
-
-    def _listen(self, worker: Worker) -> None:
-        self._loop.add_reader(worker.out, self._read_output, worker)
-        if not self._held_back:
-            self._loop.add_reader(worker.sock, self._read_messages, worker)
-
-    def _forked(self, word: wire.Forked) -> None:
-        worker = self._workers.get((word.epoch, word.rank))
-        if worker is None:
-            return
-        worker.pid = word.pid
-        self._say(wire.Spawned(word.epoch, worker.spec.generation, word.rank, word.pid))
-        if worker.kill:
-            self._signal(worker, worker.kill)
-
-    def _read_messages(self, worker: Worker) -> bool:
-        """Pass on what a worker sent. True if there may be more."""
-        try:
-            data = worker.sock.recv(_READ)
-        except (BlockingIOError, ConnectionError):
-            return False
-        if not data:
-            self._loop.remove_reader(worker.sock)
-            return False
-        spec = worker.spec
-        offset = worker.spool.end
-        worker.spool.append(data)
-        self._say(wire.FromWorker(spec.epoch, spec.generation, spec.member.rank, offset, data))
-        if worker.spool.full:
-            # Nothing is dropped: the worker waits in report() until a driver has dealt with what it said.
-            self._loop.remove_reader(worker.sock)
-        return True
-
-    def _read_output(self, worker: Worker) -> bool:
-        try:
-            data = os.read(worker.out, _READ)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.remove_reader(worker.out)
-            return False
-        worker.log.write(data)
-        if worker.spec.echo:
-            self._say(wire.Output(worker.spec.member.rank, data.decode(errors="replace")))
-        return True
-
-    def hold_workers(self, connection: Connection, hold: bool) -> None:
-        """The driver doesn't keep up: leave the workers' messages where they are until it does."""
-        if connection is not self._holder:
-            return
-        self._held_back = hold
-        for worker in self._workers.values():
-            if hold:
-                self._loop.remove_reader(worker.sock)
-            else:
-                self._loop.add_reader(worker.sock, self._read_messages, worker)
-
-    def _tell_all(self, message: wire.Undriven) -> None:
-        body = wire.frame(message)
-        for epoch, rank in self._workers:
-            self._tell(epoch, rank, body)
-
-    def _tell(self, epoch: int, rank: int, body: bytes) -> None:
-        worker = self._workers.get((epoch, rank))
-        if worker is None:
+        why_not = descriptors.shortage(len(message.workers))
+        if why_not:
+            self._holder.say(wire.Unprepared(Kind.LIMIT, why_not, ""))
             return
         try:
-            sent = worker.sock.send(body)
-        except (BlockingIOError, BrokenPipeError, ConnectionError):
-            sent = 0
-        if 0 < sent < len(body):
-            # A frame cut in half would garble all that follows: this one time, wait for the rest to go.
-            worker.sock.setblocking(True)
-            try:
-                worker.sock.sendall(body[sent:])
-            except (BrokenPipeError, ConnectionError):
-                pass
-            worker.sock.setblocking(False)
+            self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
+        except OSError as error:
+            # Those that were started are ended by the driver, with all others.
+            self._holder.say(wire.Unprepared(Kind.START, f"a worker could not be started: {error}", ""))
 
-    def _ended(self, worker: Worker, status: int, peak_rss: int) -> None:
-        """The process is gone. All that it sent is told before that."""
-        del self._workers[worker.key]
-        self._loop.remove_reader(worker.sock)
-        self._loop.remove_reader(worker.out)
-        while self._read_messages(worker):
-            pass
-        while self._read_output(worker):
-            pass
-        worker.sock.close()
-        os.close(worker.out)
-        worker.log.close()
-        code = os.waitstatus_to_exitcode(status)
-        spec = worker.spec
-        worker.exited = wire.Exited(
-            spec.epoch,
-            spec.generation,
-            spec.member.rank,
-            time.monotonic(),
-            code if code >= 0 else None,
-            -code if code < 0 else None,
-            worker.by_us,
-            code == -signal.SIGKILL and not worker.by_us and kernel.oom_kills() > worker.oom_before,
-            peak_rss,
-            worker.log.tail,
-            spec.log_path,
-        )
-        self._ended_workers[worker.key] = worker
-        self._say(worker.exited)
-        if Path(spec.spool).is_dir():
-            # A report that returned is kept: what it was uploading is uploaded by us, beside all else.
-            threading.Thread(target=self._finish_uploads, args=(worker,), daemon=True).start()
-        for job in list(self._stops):
-            if job.epoch == spec.epoch and spec.member.rank in job.left:
-                job.left.discard(spec.member.rank)
-                job.pids.add(worker.pid)
-                self._check_stopped(job)
-        # What it started (data loaders, helpers) goes with it; nobody waits for that.
-        self._loop.call_soon(kernel.kill_sessions, {worker.pid})
-        if not self._workers:
+    def _worker_ended(self, worker: Worker) -> None:
+        self._stops.ended(worker)
+        if not len(self._workers):
             self._loop.call_soon(self._kill_strays)
         self._check_retired()
 
-    def _finish_uploads(self, worker: Worker) -> None:
-        from everstep.errors import StorageError
-        from everstep.storage import snapshots
-        from everstep.storage.store import open_store
-
-        spec = worker.spec
-        who = (spec.epoch, spec.generation, spec.member.rank)
-        for job in snapshots.pending(Path(spec.spool)):
-            index = snapshots.read(job).share.index
-            try:
-                part = snapshots.finish(
-                    job, open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
-                )
-                word = wire.Uploaded(*who, index, part)
-            except (StorageError, OSError) as error:
-                word = wire.Uploaded(*who, index, None, f"{type(error).__name__}: {error}")
-            snapshots.forget(job)
-            self._loop.call_soon_threadsafe(self._has_uploaded, worker, word)
-
-    def _has_uploaded(self, worker: Worker, word: wire.Uploaded) -> None:
-        worker.uploaded.append(word)
-        self._say(word)
-
     def _kill_strays(self) -> None:
         """No worker is left: whatever else has become our child is an orphan of one."""
-        if self._workers:
+        if len(self._workers):
             return
-        known = {t.pid for t in [self._template, self._lighthouse, *self._fresh] if t is not None}
+        template = self._preparation.template
+        known = self._workers.pids() | {self._lighthouse.pid} | ({template.pid} if template else set())
         for pid, session in kernel.children_of(os.getpid()):
             if pid not in known:
                 kernel.kill_sessions({session} - {os.getsid(0)})
                 kernel.send_signal(pid, signal.SIGKILL)
 
-    # ------------------------------------------------------------------ ending workers
-
-    def _stop(self, message: wire.Stop) -> None:
-        job = StopJob(message.epoch, message.generation, message.ranks, set())
-        for rank in message.ranks:
-            worker = self._workers.get((message.epoch, rank))
-            if worker is not None and worker.spec.generation == message.generation:
-                job.left.add(rank)
-                self._signal(worker, signal.SIGTERM if message.grace_s > 0 else signal.SIGKILL)
-        self._stops.append(job)
-        if message.grace_s > 0 and job.left:
-            self._loop.call_later(message.grace_s, self._kill_job, job)
-        self._check_stopped(job)
-
-    def _kill_job(self, job: StopJob) -> None:
-        for rank in list(job.left):
-            worker = self._workers.get((job.epoch, rank))
-            if worker is not None:
-                self._signal(worker, signal.SIGKILL)
-
-    def _check_stopped(self, job: StopJob) -> None:
-        if not job.left and job in self._stops:
-            self._stops.remove(job)
-            self._say(wire.Gone(job.epoch, job.generation, job.ranks))
-
-    def _signal(self, worker: Worker, sig: int) -> None:
-        worker.kill = sig
-        if not worker.pid:
-            return
-        if worker.template in self._fresh:
-            worker.by_us = True
-            kernel.send_signal(worker.pid, sig)
-        else:
-            worker.template.end(worker.pid, sig)
-
-    def _kill_all(self) -> None:
-        for worker in list(self._workers.values()):
-            self._signal(worker, signal.SIGKILL)
-
     def _check_retired(self) -> None:
-        if self._retiring and not self._workers:
+        if self._retiring and not len(self._workers):
             self._retiring = False
-            for connection in list(self._connections):
-                connection.send(self._status(retired=True))
+            self._say_status(retired=True)
 
     def _reap(self) -> None:
         """Children that ended: the template, fresh workers, and orphans that became ours."""
@@ -671,84 +231,101 @@ class Agent:
                 return
             if pid == 0:
                 return
-            if self._template is not None and pid == self._template.pid:
-                self._template_died(status)
-                continue
-            if self._lighthouse is not None and pid == self._lighthouse.pid:
-                self._lighthouse.died()
-                continue
-            fresh = next((t for t in self._fresh if t.pid == pid), None)
-            if fresh is not None:
-                self._fresh.remove(fresh)
-                fresh.drain()
-                fresh.close()
-            worker = next(
-                (w for w in self._workers.values() if w.pid == pid or w.template is fresh is not None), None
-            )
-            if worker is not None:
-                self._ended(worker, status, usage.ru_maxrss * 1024)
+            if self._preparation.template is not None and pid == self._preparation.template.pid:
+                self._workers.template_died(self._preparation.template_died(status), status)
+            elif not self._lighthouse.reaped(pid):
+                self._workers.reaped(pid, status, usage.ru_maxrss * 1024)
 
     def _end_everything(self) -> None:
-        sessions = {worker.pid for worker in self._workers.values() if worker.pid}
-        for template in [self._template, *self._fresh]:
-            if template is not None:
-                template.kill()
-        kernel.kill_sessions(sessions)
-        for pid in kernel.descendants(os.getpid()):
-            kernel.send_signal(pid, signal.SIGKILL)
+        if self._preparation.template is not None:
+            self._preparation.template.kill()
+        self._workers.kill_everything()
+        if kernel.HAS_DEATH_SIGNALS:
+            end_children(_END_S)
 
-    # ------------------------------------------------------------------ the lighthouse
+    def _sigterm(self) -> None:
+        if self._holding.run:
+            self._leaving.noticed()
+        else:
+            self._done.set()
 
-    def _lighthouse_is_up(self, address: str) -> None:
+
+class LighthouseHere:
+    """torchft's lighthouse, if this host has it, and where workers of this host reach it."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._lighthouse: Lighthouse | None = None
+        self._forwarder: Forwarder | None = None
+
+    @property
+    def where(self) -> str:
+        return self._lighthouse.where if self._lighthouse is not None else ""
+
+    @property
+    def pid(self) -> int:
+        return self._lighthouse.pid if self._lighthouse is not None else 0
+
+    @property
+    def forwarded(self) -> str:
+        """The address for this host's workers."""
+        return f"http://{self._forwarder.address}" if self._forwarder is not None else ""
+
+    def run(self, message: wire.RunLighthouse) -> None:
+        self.stop()
+        self._lighthouse = Lighthouse(message.address, message.options, self._is_up)
+
+    def _is_up(self, address: str) -> None:
         if self._forwarder is not None:
             self._forwarder.point_at(address)  # the other hosts' need a driver, which may be away
-        self._say(wire.LighthouseUp(address))
+        self._holder.say(wire.LighthouseUp(address))
 
-    def _stop_lighthouse(self) -> None:
+    def forward(self, address: str) -> None:
+        self._forwarder = self._forwarder or Forwarder()
+        self._forwarder.point_at(address)
+
+    def reaped(self, pid: int) -> bool:
+        """A child of ours has ended. True if it was the lighthouse."""
+        if self._lighthouse is None or pid != self._lighthouse.pid:
+            return False
+        self._lighthouse.died()
+        return True
+
+    def stop(self) -> None:
         if self._lighthouse is not None:
             self._lighthouse.stop()
             self._lighthouse = None
 
-    # ------------------------------------------------------------------ being taken away
+    def leave(self) -> None:
+        """The run has left this host."""
+        self.stop()
+        if self._forwarder is not None:
+            self._forwarder.close()
+            self._forwarder = None
 
-    def _sigterm(self) -> None:
-        if not self._run:
-            self._done.set()
-            return
+
+class Leaving:
+    """The notice that this host will be taken away."""
+
+    def __init__(self, folder: Path, holder: Holder) -> None:
+        self._folder = folder
+        self._holder = holder
+        self._deadline: float | None = None
+
+    def noticed(self) -> None:
         grace = DEFAULT_GRACE_S
         try:
             grace = float((self._folder / "grace_s").read_text())
         except (OSError, ValueError):
             pass  # nobody said how long: the usual notice
-        self._noticed = time.monotonic() + grace
-        self._say(wire.Noticed(grace))
+        self._deadline = time.monotonic() + grace
+        self._holder.say(wire.Noticed(grace))
 
-    def _notice_cancelled(self) -> None:
-        self._noticed = None
-        self._say(wire.Noticed(None))
+    def cancelled(self) -> None:
+        self._deadline = None
+        self._holder.say(wire.Noticed(None))
 
-
-def _at_home(message: wire.Prepare) -> wire.Prepare:
-    """The same order in terms of this machine: its environment, with what the driver adds to it."""
-    mine = [path for path in sys.path if path]
-    theirs = [path for path in message.python_path if path not in mine and os.path.exists(path)]
-    there = bool(message.cwd) and os.path.isdir(message.cwd)
-    return msgspec.structs.replace(
-        message,
-        env={**os.environ, **message.env},
-        python_path=mine + theirs,
-        cwd=message.cwd if there else os.getcwd(),
-    )
-
-
-def raise_file_limit() -> None:
-    """Two descriptors a worker, and more for its log."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.EPERM:
-                raise
+    def tell_again(self) -> None:
+        """To a driver that has not heard of it."""
+        if self._deadline is not None:
+            self._holder.say(wire.Noticed(max(0.0, self._deadline - time.monotonic())))

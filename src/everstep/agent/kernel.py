@@ -17,6 +17,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+HOST_MARK = "EVERSTEP_HOST"
+"""A variable in the environment of everything that runs on a host: the host's folder."""
+
 HAS_DEATH_SIGNALS = sys.platform.startswith("linux")
 
 
@@ -95,6 +98,19 @@ def kill_sessions(sessions: Collection[int], sig: int = signal.SIGKILL) -> int:
     for pid in hit:
         send_signal(pid, sig)
     return len(hit)
+
+
+def marked(folder: Path) -> list[int]:
+    """Live processes that belong to the host with this folder."""
+    mark = f"{HOST_MARK}={folder}".encode()
+    found = []
+    for pid, (state, _, _) in _all().items():
+        try:
+            if state != "Z" and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+    return found
 
 
 def _signal_group(group: int, sig: int) -> bool:

@@ -40,13 +40,14 @@ class WorkerLog:
         self._tail.extend(line[-4096:] for line in lines)
 
     def _rotate(self) -> None:
-        os.close(self._fd)
         for n in range(ROTATED_FILES - 1, 0, -1):
             older = Path(f"{self.path}.{n}")
             if older.exists():
                 older.rename(f"{self.path}.{n + 1}")
         Path(self.path).rename(f"{self.path}.1")
-        self._fd = self._open()
+        # Whatever fails here, the descriptor that we write to is one of ours.
+        old, self._fd = self._fd, self._open()
+        os.close(old)
         self._size = 0
 
     @property

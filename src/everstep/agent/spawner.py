@@ -5,7 +5,6 @@ Used from the agent's main thread only: ``PR_SET_PDEATHSIG`` follows the thread 
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from everstep.agent import kernel, wire
+from everstep.agent.outbox import Outbox
 
 
 @dataclass(frozen=True)
@@ -52,34 +52,26 @@ class Template:
                 cwd=recipe.cwd,
                 stdin=subprocess.DEVNULL,
             ).pid
-        ours.setblocking(True)
-        self._order(recipe.load)
+        self._outbox = Outbox(ours, self.kill)
+        self._outbox.put(wire.frame(recipe.load))
         asyncio.get_running_loop().add_reader(ours, self._read)
 
-    def _order(self, order: wire.AnyOrder, fds: tuple[int, ...] = ()) -> None:
-        data = wire.frame(order)
-        try:
-            if fds:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                sent = self._sock.sendmsg([data], rights)
-                data = data[sent:]
-            self._sock.sendall(data)
-        except (BrokenPipeError, ConnectionError):
-            pass  # its death is told by the kernel, which is the one place where we hear of it
-
     def fork(self, spec: wire.WorkerSpec, sock: int, out: int) -> None:
-        self._order(wire.Fork(spec), (sock, out))
+        """Start a worker with these descriptors, which are ours no longer."""
+        self._outbox.put(wire.frame(wire.Fork(spec)), fds=(sock, out))
 
     def end(self, pid: int, sig: int) -> None:
         """Signal a worker. Its parent does it, who knows whether it has ended by itself already."""
         if self._closed:
             kernel.send_signal(pid, sig)
         else:
-            self._order(wire.End(pid, sig))
+            self._outbox.put(wire.frame(wire.End(pid, sig)))
 
     def _read(self) -> None:
         try:
             data = self._sock.recv(1 << 16)
+        except BlockingIOError:
+            return
         except ConnectionError:
             data = b""
         if not data:
@@ -90,7 +82,6 @@ class Template:
 
     def drain(self) -> None:
         """Read what it said before it died."""
-        self._sock.setblocking(False)
         try:
             while data := self._sock.recv(1 << 16):
                 for body in self._frames.feed(data):
@@ -102,6 +93,7 @@ class Template:
         """Our end of the socket closes: it ends its workers' process trees, and then itself."""
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._sock)
+        self._outbox.close()
         self._sock.close()
 
     def kill(self) -> None:

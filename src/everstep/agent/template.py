@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, threads, wire
 
 _FDS_PER_FORK = 2
 
@@ -109,8 +109,8 @@ class Template:
             importlib.import_module("everstep.agent.worker")  # once here, not in every fork
             function, backend = cloudpickle.loads(load.code)
         except BaseException as error:  # whatever the user's module raises when it is imported
-            message = f"{type(error).__name__}: {error}"
-            self._say(wire.LoadFailed(message, traceback.format_exc()))
+            message = wire.clip(f"{type(error).__name__}: {error}")
+            self._say(wire.LoadFailed(message, wire.clip(traceback.format_exc())))
             return
         self._loaded = (function, load.config, backend)
         why_not = ""
@@ -135,6 +135,11 @@ class Template:
                 code = 0
             finally:
                 os._exit(code)
+        why_not = threads.why_not_fork()
+        if why_not:
+            kernel.send_signal(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return why_not
         fd = os.pidfd_open(pid)
         try:
             poll = select.poll()
@@ -158,8 +163,8 @@ class Template:
     def _os_fork(self) -> int:
         self._pid = os.getpid()
         with warnings.catch_warnings():
-            # JAX and Python ≥ 3.12 warn that forking a process with threads may hang: that is what the probe
-            # is for.
+            # JAX and Python ≥ 3.12 warn that forking a process with threads may hang: we look for that
+            # ourselves.
             warnings.simplefilter("ignore")
             return os.fork()
 

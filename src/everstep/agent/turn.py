@@ -14,26 +14,26 @@ class Turn:
     """A lock that its holder's death gives back. The file goes with the lock."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
+        self.path = path
+        self.fd = -1
 
     def take(self, timeout_s: float) -> None:
         """Wait for it. Raises ``TimeoutError``."""
         deadline = time.monotonic() + timeout_s
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_ino == os.stat(self._path).st_ino:
-                    self._fd = fd
+                if os.fstat(fd).st_ino == os.stat(self.path).st_ino:
+                    self.fd = fd
                     return
             except (BlockingIOError, FileNotFoundError):
                 pass  # held by another, or thrown away by one that has just left
             os.close(fd)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"another agent of this run still runs on this host ({self._path})")
+                raise TimeoutError(f"another agent of this run still runs on this host ({self.path})")
             time.sleep(_LOOK_S)
 
     def give(self) -> None:
-        self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
+        os.close(self.fd)

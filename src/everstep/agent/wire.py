@@ -20,7 +20,13 @@ from everstep.control.reports import Part
 from everstep.storage.store import Limits
 
 WIRE_VERSION = 3
-MAX_FRAME = 1 << 28
+MAX_PAYLOAD = 256 << 20
+"""What a user may send at once: the function and its config, the metrics of a report, a return value, a
+broadcast. Whoever takes it from the user checks it, and says what is too large.
+"""
+MAX_FRAME = MAX_PAYLOAD + (16 << 20)
+"""With what goes around it: an environment, paths, a message inside another."""
+MAX_TEXT = 1 << 18
 
 _LENGTH = struct.Struct("<I")
 
@@ -28,7 +34,23 @@ _LENGTH = struct.Struct("<I")
 def frame(message: msgspec.Struct) -> bytes:
     """A message as it goes over a socket."""
     body = _ENCODER.encode(message)
+    if len(body) > MAX_FRAME:
+        raise ValueError(
+            f"a {type(message).__name__} message of {len(body)} bytes: at most {MAX_FRAME} are read"
+        )
     return _LENGTH.pack(len(body)) + body
+
+
+def clip(text: str) -> str:
+    """The beginning and the end of a text that may be of any length (an exception's message)."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+
+
+def as_size(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
 
 
 def encode_odd(value: Any) -> Any:
@@ -101,6 +123,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     storage_limits: Limits = Limits()
     spool: str = ""
     """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
+    scratch: str = ""
+    """Its temporary folder, which goes with it; empty: the one that all processes share."""
     fingerprint: str = ""
     """Of the code and config that it runs."""
     lighthouse: str = ""
@@ -431,6 +455,8 @@ class Counted(FromWorkerMessage, frozen=True):
 
 class Returned(FromWorkerMessage, frozen=True):
     value: bytes | None
+    problem: str = ""
+    """Why there is none, although the function returned something."""
 
 
 class Raised(FromWorkerMessage, frozen=True):
@@ -442,6 +468,8 @@ class Raised(FromWorkerMessage, frozen=True):
     """It had joined its group: the user's code was running."""
     damaged: str = ""
     """The folder of the checkpoint that could not be restored, if that was the reason."""
+    final: bool = False
+    """It would happen again every time."""
 
 
 AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Counted | Returned | Raised

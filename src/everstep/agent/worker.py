@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from everstep import session as sessions
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, scratch, wire
 from everstep.backend.base import Backend
-from everstep.errors import DamagedCheckpointError
+from everstep.errors import DamagedCheckpointError, TooLargeError
 
 STOPPED = 128 + signal.SIGTERM
 COLLECTIVES = ("barrier", "broadcast")
@@ -154,7 +154,7 @@ def work(
         session.begin()
         value = function(*cloudpickle.loads(config))
         session.finish()
-        link.send(wire.frame(wire.Returned(_pickled(value) if member.group_rank == 0 else None)))
+        link.send(wire.frame(_returned(value) if member.group_rank == 0 else wire.Returned(None)))
     except SystemExit as error:
         if stopping.asked.is_set():
             return STOPPED
@@ -169,8 +169,10 @@ def work(
         echo = backend.is_peer_failure(error)
         sys.stderr.write(text)
         _flush()
-        message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
-        link.send(wire.frame(wire.Raised(message, text, echo, at, joined, _damaged(error, spec))))
+        message = wire.clip(f"{type(error).__name__}: {error}".strip().split("\n")[0])
+        final = isinstance(error, TooLargeError)
+        raised = wire.Raised(message, wire.clip(text), echo, at, joined, _damaged(error, spec), final)
+        link.send(wire.frame(raised))
         return 1
     _flush()
     # Others may still train, and need this process: a JAX coordinator lives in it. The agent says when all
@@ -189,14 +191,18 @@ def _damaged(error: BaseException, spec: wire.WorkerSpec) -> str:
     return given if is_it else ""
 
 
-def _pickled(value: Any) -> bytes | None:
+def _returned(value: Any) -> wire.Returned:
+    """What the function returned, or why that can't be sent. It has returned in any case."""
     if value is None:
-        return None
+        return wire.Returned(None)
     try:
-        return bytes(cloudpickle.dumps(value))
+        data = bytes(cloudpickle.dumps(value))
     except Exception as error:  # cloudpickle raises whatever the object's own code does
-        print(f"everstep: the return value can't be pickled: {error}", file=sys.stderr)
-        return None
+        return wire.Returned(None, wire.clip(f"it can't be pickled: {type(error).__name__}: {error}"))
+    if len(data) > wire.MAX_PAYLOAD:
+        size, most = wire.as_size(len(data)), wire.as_size(wire.MAX_PAYLOAD)
+        return wire.Returned(None, f"it has {size}, and at most {most} can be sent")
+    return wire.Returned(data)
 
 
 def _redirect_output(fd: int) -> None:
@@ -227,6 +233,7 @@ def _set_environment(backend: Backend, spec: wire.WorkerSpec) -> None:
         else:
             os.environ[name] = value
     os.environ["EVERSTEP_RUN"] = spec.run_name
+    scratch.use(spec.scratch)
     if spec.lighthouse:
         os.environ["TORCHFT_LIGHTHOUSE"] = spec.lighthouse
 

@@ -22,6 +22,7 @@ from everstep.backend.patience import finish_within
 from everstep.backend.visibility import visible_devices
 from everstep.errors import ConfigError
 from everstep.refusals import answers_unknown_arguments
+from everstep.storage.private import shared_temporary
 
 LEADER_STAYS_S = 3600.0
 """How long the leader, who hosts the store, stays for ranks that still train after it returned."""
@@ -136,6 +137,10 @@ class TorchBackend:
             "MASTER_PORT": None,
             "ACCELERATE_TORCH_DEVICE": "cuda:0" if member.device_kind == "gpu" else "cpu",
         }
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            # By default it is in the temporary folder, and that goes with each attempt: the next one would
+            # compile everything again.
+            variables["TORCHINDUCTOR_CACHE_DIR"] = str(shared_temporary() / f"torchinductor_{os.getuid()}")
         variables |= visible_devices(member)
         variables |= interface_variables(member.bind_address)
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ:

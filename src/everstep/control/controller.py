@@ -235,7 +235,7 @@ class Controller:
         run, failure = self.run, event.failure
         if event.host not in run.fleet.prepared | run.fleet.preparing or run.over:
             return
-        if BUDGET_OF[failure.kind] is None and not run.trained:
+        if failure.kind is Kind.LIMIT or (BUDGET_OF[failure.kind] is None and not run.trained):
             self._ending.give_up(failure, (failure,), event.at)
         else:
             self._recovery.host_unprepared(event.host, failure, event.at)
@@ -265,6 +265,10 @@ class Controller:
         run, failure = self.run, event.failure
         group = run.current(event)
         if group is None or event.rank in group.returned or event.rank in group.gone:
+            return
+        if failure.kind is Kind.LIMIT and not run.over:
+            run.do(c.FailureSeen(event.at, failure))
+            self._ending.give_up(failure, (failure,), event.at)
             return
         if BUDGET_OF[failure.kind] is None:
             if run.trained:  # it has been loaded before: it must be this host

@@ -32,6 +32,7 @@ class Kind(enum.StrEnum):
     PREEMPTED = "preempted"
     LOAD = "function can't be loaded"
     STORAGE = "storage can't be used"
+    LIMIT = "limit exceeded"
 
 
 BUDGET_OF: dict[Kind, Budget | None] = {
@@ -48,6 +49,7 @@ BUDGET_OF: dict[Kind, Budget | None] = {
     Kind.PREEMPTED: Budget.PREEMPTION,
     Kind.LOAD: None,
     Kind.STORAGE: None,
+    Kind.LIMIT: None,
 }
 """Which budget a cause spends. ``None``: it is never retried."""
 

@@ -99,6 +99,8 @@ class Driver:
         self._pump = Pump(self.controller, self._carry_out, self._handled)
         self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
         self._prepared: set[HostId] = set()
+        self._said: set[str] = set()
+        """Why workers aren't forked: other hosts need not say the same again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._left: LeftBehind | None = None
         """While an earlier driver's agents tell what they have."""
@@ -403,7 +405,8 @@ class Driver:
                 assert_never(message)
 
     def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
-        if not message.forks and message.why_not and host not in self._prepared:
+        if not message.forks and message.why_not and message.why_not not in self._said:
+            self._said.add(message.why_not)
             self._observer.say(
                 f"{host}: {message.why_not}; workers start as fresh processes, which is slower"
             )
@@ -499,7 +502,10 @@ class Driver:
         live = LiveRun(
             self._job.name, self._run.address(), os.getpid(), self.controller.epoch, self.workers.live()
         )
-        self._registry.publish(live)
+        try:
+            self._registry.publish(live)
+        except OSError as error:
+            self._observer.say(f"other terminals can't find this run: {error}")
         self._observer.started(live)
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import cloudpickle
 
+from everstep.agent import wire
 from everstep.backend.base import Backend
-from everstep.errors import FunctionLoadError
+from everstep.errors import ConfigError, FunctionLoadError
 
 # Importing these starts threads or talks to a cluster: not before a fork.
 _NOT_BEFORE_A_FORK = frozenset({"ray", "tensorflow", "everstep", "__future__"})
@@ -52,6 +53,32 @@ def pickle_arguments(config: Mapping[str, Any] | None) -> bytes:
         raise FunctionLoadError(f"train_loop_config can't be pickled: {error}") from error
 
 
+def check_size(function: Any, code: bytes, config: Mapping[str, Any] | None, arguments: bytes) -> None:
+    """Refuse what is too large to be sent to the workers, and name it."""
+    size = len(code) + len(arguments)
+    if size <= wire.MAX_PAYLOAD:
+        return
+    if len(code) >= len(arguments):
+        what, parts = "the training function", {repr(n): v for n, v in _used(function).items()}
+    else:
+        what, parts = "train_loop_config", {f"[{key!r}]": value for key, value in (config or {}).items()}
+    sizes = {name: _size(value) for name, value in parts.items()}
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    most = f", most of it {largest} ({wire.as_size(sizes[largest])})" if largest else ""
+    raise FunctionLoadError(
+        f"{what} is too large to be sent to the workers: {wire.as_size(max(len(code), len(arguments)))} "
+        f"pickled{most}. Function and config together may have {wire.as_size(wire.MAX_PAYLOAD)}",
+        "load it inside the training function, from a path that you give in train_loop_config",
+    )
+
+
+def _size(value: Any) -> int:
+    try:
+        return len(cloudpickle.dumps(value))
+    except Exception:  # by itself it may not travel; then it isn't what we look for
+        return 0
+
+
 def _travels(value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
@@ -62,9 +89,17 @@ def _travels(value: Any) -> bool:
 
 def _culprit(function: Any) -> str:
     """The global or captured variable that stops the function from being pickled."""
+    for name, value in _used(function).items():
+        if value is not function and not _travels(value):
+            return f"it uses {name!r}, a {type(value).__module__}.{type(value).__qualname__}"
+    return ""
+
+
+def _used(function: Any) -> dict[str, Any]:
+    """The global and captured variables of a function, by name."""
     code: CodeType | None = getattr(function, "__code__", None)
     if code is None:
-        return ""
+        return {}
     found: dict[str, Any] = {}
     for name, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
         try:
@@ -73,10 +108,7 @@ def _culprit(function: Any) -> str:
             continue  # not yet assigned
     names = {name for inner in _codes(code) for name in inner.co_names}
     found.update((n, v) for n, v in getattr(function, "__globals__", {}).items() if n in names)
-    for name, value in found.items():
-        if value is not function and not _travels(value):
-            return f"it uses {name!r}, a {type(value).__module__}.{type(value).__qualname__}"
-    return ""
+    return found
 
 
 def _codes(code: CodeType) -> list[CodeType]:
@@ -125,14 +157,35 @@ def template_environment(runtime_env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def working_folder(runtime_env: Mapping[str, Any]) -> str:
-    return str(runtime_env.get("working_dir") or Path.cwd())
+    return str(runtime_env.get("working_dir") or _here())
+
+
+def check_working_folder(runtime_env: Mapping[str, Any]) -> None:
+    """Refuse to start workers in a folder that was removed since it was given."""
+    folder = working_folder(runtime_env)
+    if "://" not in folder and not os.path.isdir(folder):
+        raise ConfigError(
+            f"worker_runtime_env['working_dir'] is {folder!r}, which was removed",
+            "make it again, or give another",
+            "RunConfig.worker_runtime_env.working_dir",
+        )
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the working folder of this process was removed, and workers start in it",
+            "change to one that exists, or give RunConfig(worker_runtime_env={'working_dir': …})",
+        ) from None
 
 
 def python_path(runtime_env: Mapping[str, Any]) -> list[str]:
     """This process's own path, so that a module beside the user's script is found; the script's folder is its
     first entry.
     """
-    path = [p or str(Path.cwd()) for p in sys.path]
+    path = [p or str(_here()) for p in sys.path]
     folder = runtime_env.get("working_dir")
     return [str(folder), *path] if folder else path
 

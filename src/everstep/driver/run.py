@@ -47,6 +47,7 @@ from everstep.errors import (
     FencedError,
     FunctionLoadError,
     PreemptionError,
+    ReturnValueError,
     StorageAccessError,
     TrainingFailedError,
     WorkerError,
@@ -87,9 +88,13 @@ def run_training(spec: RunSpec) -> Result:
     run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
     arguments = payload.pickle_arguments(spec.train_loop_config)
+    if spec.scaling.num_workers:
+        payload.check_size(spec.train_fn, code, spec.train_loop_config, arguments)
+        payload.check_working_folder(spec.run.worker_runtime_env)
     probe(run)
     config = payload.config_digest(spec.train_loop_config)
-    engine = LocalEngine() if spec.scaling.num_workers == 0 else _engine(spec.engine)
+    here = spec.scaling.num_workers == 0
+    engine = LocalEngine() if here else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
     clock = MachineClock()
@@ -117,7 +122,6 @@ def run_training(spec: RunSpec) -> Result:
     def is_gone(owner: records.Owner) -> bool:
         return is_dead(owner) or (bool(owner.engine) and engine.is_dead(owner.engine))
 
-    here = spec.scaling.num_workers == 0
     store: AsyncStore = ImmediateStore(run) if here else ThreadedStore(run, limits)
     try:
         lease = _in_a_loop(lambda: take(store, opened, clock, display.say, is_gone=is_gone, is_over=is_over))
@@ -171,8 +175,11 @@ def run_training(spec: RunSpec) -> Result:
     if outcome.unrecorded is not None:
         _say_unrecorded(outcome.end, outcome.unrecorded)
     _raise_for(outcome.end, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
-    result = result_of(run, lease.history, spec.run.storage_options)
-    return replace(result, return_value=driver.workers.results.value)
+    returned = driver.workers.results
+    result = replace(result_of(run, lease.history, spec.run.storage_options), return_value=returned.value)
+    if returned.problem:
+        raise ReturnValueError(returned.problem, result)
+    return result
 
 
 def _say_unrecorded(end: EndRun, error: EverstepError) -> None:
@@ -359,7 +366,7 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
         case Kind.PREEMPTED:
             ranks = {cause.host or "": sorted(failures)}
             return PreemptionError(PreemptionInfo(None, ranks))
-        case Kind.START | Kind.RESERVATION if cause.rank is None:
+        case Kind.START | Kind.RESERVATION | Kind.LIMIT if cause.rank is None:
             return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
         case _:
             if cause.rank is None:
@@ -379,7 +386,7 @@ def _worker_error(failure: Failure, rank: int, driver: Driver) -> WorkerError:
     exited = exits[-1] if exits else None
     tail = failure.log_tail or (exited.log_tail if exited is not None else "")
     path = failure.log_path or (exited.log_path if exited is not None else "")
-    verb = "raised " if failure.kind is Kind.EXCEPTION else ""
+    verb = "raised " if failure.kind in (Kind.EXCEPTION, Kind.LIMIT) else ""
     if failure.kind in (Kind.HOST_LOST, Kind.HOST_SILENT, Kind.TEMPLATE):
         verb = f"was lost with its host ({failure.kind.value}): "
     return WorkerError(

@@ -268,7 +268,7 @@ class Workers:
             case wire.Returned():
                 stream.returned = True
                 self.talk.agreement.returned(rank)
-                self.results.returned(rank, word.value)
+                self.results.returned(rank, word)
                 self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.Raised():
                 self._raised(key, stream, word)
@@ -285,8 +285,7 @@ class Workers:
             self._damaged(word.damaged, word.message)
             self._emit(e.CheckpointDamaged(at=now, folder=word.damaged))
         failure = Failure(
-            # What it was given to start from is no fault of the function's.
-            Kind.EXCEPTION if word.joined and not word.damaged else Kind.START,
+            _kind_of(word),
             word.at,
             word.message,
             rank=rank,
@@ -392,8 +391,28 @@ class Results:
         """How workers ended, for the error."""
         self.value: Any = None
         """What rank 0 returned, or the leader of another group if rank 0's is not there at the end."""
+        self.problem = ""
+        """Why that can't be had, although the function returned something."""
 
-    def returned(self, rank: int, value: bytes | None) -> None:
-        if value is not None and (rank == 0 or self.value is None):
-            # From a process that this driver started, over a socket that only it has.
-            self.value = cloudpickle.loads(value)
+    def returned(self, rank: int, word: wire.Returned) -> None:
+        if rank == 0 or self.value is None:
+            self.value, self.problem = _loaded(word)
+
+
+def _kind_of(word: wire.Raised) -> Kind:
+    if word.final:
+        return Kind.LIMIT
+    # What it was given to start from is no fault of the function's.
+    return Kind.EXCEPTION if word.joined and not word.damaged else Kind.START
+
+
+def _loaded(word: wire.Returned) -> tuple[Any, str]:
+    """(what a worker returned, why that can't be had). It comes from a process that this driver started, over
+    a socket that only it has.
+    """
+    if word.value is None:
+        return None, word.problem
+    try:
+        return cloudpickle.loads(word.value), ""
+    except Exception as error:  # a class that isn't here, a device that isn't: anything may be raised
+        return None, f"it can't be loaded in this process: {type(error).__name__}: {error}"

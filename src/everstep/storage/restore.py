@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from everstep.checkpoint import METADATA_FILE
 from everstep.errors import DamagedCheckpointError, StorageError
 from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
 from everstep.storage.folder import Draft, compare, digest_of, make_private
+from everstep.storage.private import private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store
 
 WAIT_S = 3600.0
@@ -52,12 +52,8 @@ def default_cache() -> Path:
     if os.access(above, os.W_OK):
         return base / "everstep" / "checkpoints"
     # A container whose user has no home. Others may write to the temporary folder: it must be ours already.
-    shared = Path(tempfile.gettempdir()) / f"everstep-cache-{os.getuid()}"
-    make_private(shared)
-    facts = shared.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise StorageError(f"{shared} is not this user's alone (0700)", "remove it, or set XDG_CACHE_HOME")
-    return shared / "checkpoints"
+    shared = shared_temporary() / f"everstep-cache-{os.getuid()}"
+    return private_folder(shared, "XDG_CACHE_HOME") / "checkpoints"
 
 
 def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:

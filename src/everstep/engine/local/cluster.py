@@ -6,6 +6,7 @@ killed with SIGKILL and frozen with SIGSTOP, with everything that runs on it, as
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -14,13 +15,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from everstep.agent import kernel
+from everstep.agent.guard import remove_scratch
 from everstep.agent.host import SOCKET
+from everstep.errors import EverstepError
+from everstep.storage.private import no_room, private_folder, shared_temporary
 
 _START_S = 30.0
 _END_S = 10.0
@@ -41,15 +47,21 @@ class HostFile(msgspec.Struct, frozen=True):
 
 def runtime_folder() -> Path:
     """A short path of the user's alone: Unix sockets have names of at most 100 characters or so."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or shared_temporary())
     if len(str(base)) > 40 or not os.access(base, os.W_OK):
         base = Path("/tmp")
-    folder = base / f"everstep-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not this user's alone (0700): remove it, or set XDG_RUNTIME_DIR")
-    return folder
+    return private_folder(base / f"everstep-{os.getuid()}", "XDG_RUNTIME_DIR")
+
+
+@contextmanager
+def _room_in_runtime_folder() -> Iterator[None]:
+    """A folder that is full is told as such. It is in memory on many machines, and small."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise no_room(runtime_folder(), error, "XDG_RUNTIME_DIR") from error
 
 
 class LocalCluster:
@@ -72,11 +84,12 @@ class LocalCluster:
     ) -> None:
         self.hosts_per_slice = hosts_per_slice
         self.workers_per_host = workers_per_host
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        with _room_in_runtime_folder():
+            self.folder = folder or Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
+            self.folder.mkdir(mode=0o700, exist_ok=True)
         for host, facts in self.hosts.items():  # of an earlier driver, in a folder that was given
             if not _lives(facts):
-                shutil.rmtree(self.folder / host)
+                _clear_away(self.folder / host)
         _sweep(self.folder)
         self._next_slice = 0
         self._lock = threading.Lock()
@@ -121,29 +134,41 @@ class LocalCluster:
         name to complete it.
         """
         with self._lock:
-            while name is None:
-                if f"slice-{self._next_slice}" not in self.slices:
-                    name = f"slice-{self._next_slice}"
-                self._next_slice += 1
+            name = name or self.next_slice()
             there = len(self.slices.get(name, []))
             count = hosts if hosts is not None else self.hosts_per_slice - there
-            made = [self._start_host(name, there + i) for i in range(count)]
+            with _room_in_runtime_folder():
+                made = [self._start_host(name, there + i) for i in range(count)]
         if wait:
             for host in made:
                 self._wait_ready(host)
         return name
 
+    def next_slice(self) -> str:
+        """A name that no slice has had yet."""
+        while f"slice-{self._next_slice}" in self.slices:
+            self._next_slice += 1
+        self._next_slice += 1
+        return f"slice-{self._next_slice - 1}"
+
+    def host_name(self, slice_name: str, index: int) -> str:
+        return f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
+
     def _start_host(self, slice_name: str, index: int) -> str:
-        host = f"{slice_name}-host-{index}" if self.hosts_per_slice > 1 else f"{slice_name}-host"
+        host = self.host_name(slice_name, index)
         folder = self.folder / host
         # A process that was killed while it started this host may have left half of one.
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear_away(folder)
         folder.mkdir(mode=0o700)
         log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         me = os.getpid()
         # The package's own folder may not be on a fresh interpreter's path (a checkout, an editable install
         # of another).
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            kernel.HOST_MARK: str(folder),
+        }
         try:
             agent = subprocess.Popen(
                 [
@@ -177,22 +202,24 @@ class LocalCluster:
         deadline = time.monotonic() + _START_S
         while not (folder / "ready").exists():
             if self._agents[host].poll() is not None or time.monotonic() > deadline:
-                log = (folder / "agent.log").read_text(errors="replace")
-                raise RuntimeError(f"the agent of {host} did not start:\n{log[-4000:]}")
+                log = (folder / "agent.log").read_text(errors="replace").strip()
+                raise EverstepError(
+                    f"the agent of {host} did not start{_how(self._agents[host])}\n{log[-4000:]}"
+                )
             time.sleep(0.005)
 
     def remove_slice(self, name: str) -> None:
         """Take a slice away without a word, and forget it."""
         for host in self.slices.get(name, []):
             self._cancel_timer(host)
-            self._kill(host)
-            shutil.rmtree(self.folder / host, ignore_errors=True)
+            self.end_host(host)
+            _clear_away(self.folder / host)
 
     # ------------------------------------------------------------------ breaking things
 
     def kill_host(self, host: str) -> None:
         """The machine is gone: SIGKILL for everything on it."""
-        self._kill(host)
+        self.end_host(host)
 
     def freeze_host(self, host: str) -> None:
         """The machine stops answering, without a signal or a reset: SIGSTOP for everything on it."""
@@ -229,17 +256,30 @@ class LocalCluster:
         for target in [pid, *kernel.descendants(pid)]:
             kernel.send_signal(target, sig)
 
-    def _kill(self, host: str) -> None:
+    def end_host(self, host: str, timeout_s: float = _END_S) -> bool:
+        """Kill everything on a host. True once nothing of it is left."""
         facts = self.hosts.get(host)
-        if facts is None or not _lives(facts):
-            return
-        for target in [facts.pid, *kernel.descendants(facts.pid)]:
+        if facts is None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        if _lives(facts):
+            # Its guardian kills the agent, which must not report its workers' deaths, then all the rest,
+            # and goes last.
+            kernel.send_signal(facts.pid, signal.SIGHUP)
+            kernel.send_signal(facts.pid, signal.SIGCONT)
+            while _lives(facts) and time.monotonic() < deadline:
+                time.sleep(0.002)  # perhaps somebody else's child: nobody tells us when it is gone
+        for target in [facts.pid, *kernel.descendants(facts.pid)] if _lives(facts) else []:
             kernel.send_signal(target, signal.SIGKILL)
+        while left := kernel.marked(self.folder / host):
+            for pid in left:
+                kernel.send_signal(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
         if host in self._agents:
-            self._agents[host].wait()
-        deadline = time.monotonic() + _END_S
-        while _lives(facts) and time.monotonic() < deadline:
-            time.sleep(0.002)  # somebody else's child: nobody tells us when it is gone
+            self._agents[host].poll()
+        return not _lives(facts)
 
     # ------------------------------------------------------------------ the end
 
@@ -248,9 +288,8 @@ class LocalCluster:
         for host in list(self._timers):
             self._cancel_timer(host)
         for host in self.hosts:
-            self._kill(host)
-        for agent in self._agents.values():
-            agent.poll()
+            self.end_host(host)
+            _clear_away(self.folder / host)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -259,7 +298,24 @@ def _sweep(ours: Path) -> None:
     for folder in runtime_folder().iterdir():
         hosts = read_hosts(folder).values() if folder.is_dir() and folder != ours else []
         if hosts and not any(_lives(facts) for facts in hosts):
+            for facts in hosts:
+                _clear_away(folder / facts.id)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove what is left of a host whose guardian is gone, and so may not have done it."""
+    for pid in kernel.marked(folder):
+        kernel.send_signal(pid, signal.SIGKILL)
+    remove_scratch(str(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _how(agent: subprocess.Popen[bytes]) -> str:
+    code = agent.poll()
+    if code is None:
+        return f" within {_START_S:g} s"
+    return f" (exit code {code})" if code <= 128 else f" (signal {signal.Signals(code - 128).name})"
 
 
 def _lives(facts: HostFile) -> bool:

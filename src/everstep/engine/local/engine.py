@@ -15,6 +15,8 @@ from everstep.engine.base import Ask, Sink
 from everstep.engine.hearing import Hearing
 from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, runtime_folder, socket_of
 from everstep.engine.local.machine import check_feasible, visible_gpus
+from everstep.engine.local.own_host import OwnHost
+from everstep.errors import EverstepError
 from everstep.topology.slices import HostId, HostView, SliceName
 
 _LOOK_S = 0.1
@@ -112,13 +114,14 @@ class LocalEngine:
 
     def __init__(self, cluster: LocalCluster | None = None) -> None:
         self._cluster = cluster
-        self._own: LocalCluster | None = None
+        self._own: OwnHost | None = None
         self.folder = Path()
         self.links: dict[HostId, HostLink] = {}
         self._dead: dict[HostId, HostLink] = {}
         self._claiming: dict[int, set[HostId]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._last_view: tuple[HostView, ...] = ()
+        self._one_look = asyncio.Lock()
 
     def whoami(self) -> str:
         return ""  # a process of this machine: the kernel knows whether it lives
@@ -134,13 +137,11 @@ class LocalEngine:
             # Named after the run, so that another driver of it finds the agents that this one may leave
             # behind.
             name = "r" + hashlib.sha256(ask.run.encode()).hexdigest()[:16]
-            self._own = LocalCluster(0, 1, None, folder=runtime_folder() / name)
+            self._own = OwnHost(LocalCluster(0, 1, None, folder=runtime_folder() / name))
             self.folder = self._own.folder
         else:
             self.folder = self._cluster.folder
         await self._look()
-        if not self.links:
-            await self._look()  # the first look has started a host
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self.hearing.run())]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -168,6 +169,11 @@ class LocalEngine:
             await self._look()
 
     async def _look(self) -> None:
+        async with self._one_look:
+            await self._connect_to_new()
+        self.status_changed()
+
+    async def _connect_to_new(self) -> None:
         there = read_hosts(self.folder)
         # Gone for good, or back as another process under the same name.
         for host in [h for h, link in self._dead.items() if there.get(h) != link.facts]:
@@ -182,18 +188,15 @@ class LocalEngine:
                 except (OSError, TimeoutError):
                     self.links.pop(host, None)
                     link.close()  # not up yet, or on its way out: look again
-        if self._own is not None and not any(link.alive for link in self.links.values()):
-            # One machine, and its agent was killed: the machine is still there.
-            await asyncio.get_running_loop().run_in_executor(None, self._own.add_slice)
-        self.status_changed()
 
     def status_changed(self) -> None:
-        view = tuple(
-            [link.view() for link in self.links.values()] + [link.view() for link in self._dead.values()]
-        )
-        if view != self._last_view:
-            self._last_view = view
-            self.sink.on_capacity(view)
+        view = [link.view() for link in self.links.values()] + [link.view() for link in self._dead.values()]
+        if self._own is not None and not any(link.alive for link in self.links.values()):
+            # One machine, and its agent isn't up yet, was killed or is silent: the machine is still there.
+            view.append(self._own.vacancy(self.ask.workers))
+        if tuple(view) != self._last_view:
+            self._last_view = tuple(view)
+            self.sink.on_capacity(tuple(view))
         for reservation, hosts in list(self._claiming.items()):
             self._check_claims(reservation, hosts)
 
@@ -240,13 +243,41 @@ class LocalEngine:
         """This machine is what it is: nothing can be asked to grow it."""
 
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+        if self._own is not None and self._own.is_vacant(slices):
+            self._claiming[reservation] = {self._own.host}
+            self._own.begin()
+            task = asyncio.create_task(self._start_own(self._own, reservation))
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+            return
         hosts = {link.host for link in self.links.values() if link.facts.slice in slices}
         self._claiming[reservation] = hosts
         for host in hosts:
             self.claim(host)
         self._check_claims(reservation, hosts)
 
+    async def _start_own(self, own: OwnHost, reservation: int) -> None:
+        host = own.host
+        # Whatever was here before has no say from now on, also if it comes to life again: it is being ended.
+        for link in list(self.links.values()):
+            self.hearing.forget(link.host)
+            self._dead[link.host] = self.links.pop(link.host)
+            link.close()
+        try:
+            await own.start()
+            await self._look()
+        except (EverstepError, OSError) as error:
+            if self._claiming.pop(reservation, None):
+                self.sink.on_reservation_failed(reservation, str(error))
+            self.status_changed()
+            return
+        if self._claiming.get(reservation):
+            self.claim(host)
+            self._check_claims(reservation, {host})
+
     def _check_claims(self, reservation: int, hosts: set[HostId]) -> None:
+        if self._own is not None and self._own.starting in hosts:
+            return
         links = [self.links[host] for host in hosts if host in self.links]
         taken = sorted(link.host for link in links if link.run not in ("", self.ask.run))
         missing = sorted(hosts - {link.host for link in links if link.alive})
@@ -261,6 +292,9 @@ class LocalEngine:
             self.sink.on_reserved(reservation)
 
     def release(self, slices: tuple[SliceName, ...]) -> None:
+        if self._own is not None and self._own.slice in slices:
+            for hosts in self._claiming.values():
+                hosts.discard(self._own.host)
         for link in self.links.values():
             if link.facts.slice in slices:
                 for hosts in self._claiming.values():

@@ -1,0 +1,37 @@
+"""File descriptors: an agent needs some for each of its workers, and says so before it runs out of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+_PER_WORKER = 3
+"""Its socket, its output, its log."""
+_RESERVE = 24
+"""For drivers that connect, for uploads, and for looking at /proc."""
+
+
+def raise_limit() -> None:
+    """As high as an ordinary user may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EPERM:
+                raise
+
+
+def shortage(workers: int) -> str:
+    """Why this many more workers can't be started here; empty: they can."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/dev/fd"))
+    wanted = used + workers * _PER_WORKER + _RESERVE
+    if limit == resource.RLIM_INFINITY or wanted <= limit:
+        return ""
+    return (
+        f"{workers} workers on one host need {wanted} file descriptors in their agent, and its limit is "
+        f"{limit}: raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit, --ulimit nofile= of a "
+        "container), or run fewer workers on a host"
+    )
