@@ -350,6 +350,9 @@ class Driver:
         self._prepared.discard(host)
         self.emit(e.HostLost(at=time.monotonic(), host=host, failure=failure))
 
+    def on_trouble(self, line: str) -> None:
+        self._observer.say(line)
+
     def on_broken(self, error: BaseException) -> None:
         self._broken = error
         self._over.set()

@@ -47,6 +47,10 @@ class Sink(Protocol):
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None: ...
 
+    def on_trouble(self, line: str) -> None:
+        """Something that the user should know, and that the engine goes on in spite of."""
+        ...
+
     def on_broken(self, error: BaseException) -> None:
         """The engine itself can't go on: the run ends with this as its cause."""
         ...

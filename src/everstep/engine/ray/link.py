@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 from everstep.agent import wire
 from everstep.engine.base import Ask
 from everstep.engine.hearing import Hearing
+from everstep.engine.ray.upkeep import describe
 from everstep.topology.slices import HostId
 
 _WAIT_S = 2.0
@@ -63,6 +64,8 @@ class HostLink:
             await body()
         except RayError as error:
             self._ears.lost(self, f"its agent died ({type(error).__name__})")
+        except Exception as error:  # a host that we can't listen to is of no more use than one that is gone
+            self._ears.lost(self, f"what its agent says can't be read ({describe(error)})")
 
     async def _listen(self) -> None:
         frames = wire.Frames()
