@@ -605,7 +605,7 @@ class Driver:
                 failure = Failure(
                     # What it was given to start from is no fault of the function's.
                     Kind.EXCEPTION if word.joined and not word.damaged else Kind.START,
-                    word.at,
+                    self._engine.time_here(stream.assignment.host, word.at),
                     word.message,
                     rank=rank,
                     host=stream.assignment.host,
@@ -631,7 +631,8 @@ class Driver:
         if stream is None or message.by_us or stream.failed or stream.returned:
             return
         stream.failed = True
-        failure = failure_of(message, host, stream.joined, self._job.backend)
+        at = self._engine.time_here(host, message.at)
+        failure = failure_of(message, host, at, stream.joined, self._job.backend)
         self.emit(
             e.WorkerFailed(
                 at=time.monotonic(),

@@ -108,6 +108,10 @@ class Engine(Protocol):
         """The accelerators of a host, as the framework's visibility variable names them."""
         ...
 
+    def time_here(self, host: HostId, at: float) -> float:
+        """When that was by the driver's monotonic clock, which a host stamped with its own."""
+        ...
+
     async def close(self, *, keep_hosts: bool) -> None:
         """Let go of everything. ``keep_hosts``: another driver has them now."""
         ...

@@ -195,13 +195,14 @@ class HostActor:
         return RAYLET_DIED if self._raylet_died else AGENT_DIED
 
     @ray.method(concurrency_group="beats")  # type: ignore[untyped-decorator]
-    def beat(self, session: int) -> float:
-        """How long ago the agent last said that it lives."""
+    def beat(self, session: int) -> tuple[float, float]:
+        """How long ago the agent last said that it lives, and what time it is by the clock of this host."""
+        now = time.monotonic()
         found = self._sessions.get(session)
         if found is None:
-            return float("inf")
-        found.called = time.monotonic()
-        return found.called - found.beaten
+            return float("inf"), now
+        found.called = now
+        return now - found.beaten, now
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]
     def end(self, lease: int) -> bool:

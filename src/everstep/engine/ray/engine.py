@@ -203,6 +203,10 @@ class RayEngine:
         if self._slices.has(link) and not isinstance(message, wire.Status):
             self.sink.on_message(link.host, message)
 
+    def time_here(self, host: HostId, at: float) -> float:
+        link = self._slices.link(host)
+        return link.clock.ours(at) if link is not None else time.monotonic()
+
     def send(self, host: HostId, message: wire.AnyToAgent) -> None:
         link = self._slices.link(host)
         if link is not None:
