@@ -109,7 +109,7 @@ class RayEngine:
                 self.lost(link, "its node is dead, says Ray")
         self._tell_view()
         short = max(0, self._wanted_workers - self.watch.room()) if self._wanted_workers else 0
-        await self.off_loop(self.demand.update, short, look.nodes, look.groups)
+        await self.off_loop(self.demand.update, short, look.nodes, self.watch.arriving(), look.groups)
 
     def _tell_view(self) -> None:
         view = tuple(self._slices.as_reserved(view) for view in self.watch.hosts.values())
