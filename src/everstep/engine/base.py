@@ -62,6 +62,13 @@ class Engine(Protocol):
     shares_machine: bool
     """Hosts are on the driver's machine, and have its environment."""
 
+    @property
+    def brings_folder(self) -> bool:
+        """Hosts have a working folder for the workers (Ray's ``working_dir``), and the driver's is of no use
+        there. Asked once the engine is open.
+        """
+        ...
+
     def whoami(self) -> str:
         """This driver, as the engine knows it, so that its death can be proven from another machine. Empty:
         it can't.

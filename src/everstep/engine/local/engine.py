@@ -107,6 +107,7 @@ class LocalEngine:
     """Hosts of a ``LocalCluster``; without one given, a host of its own for this run."""
 
     shares_machine = True
+    brings_folder = False
     sink: Sink
     ask: Ask
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import ray
 
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, raynode, wire
 from everstep.agent.host import SOCKET
 from everstep.engine.local.cluster import runtime_folder
 from everstep.engine.ray import cluster
@@ -132,6 +132,7 @@ class HostActor:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             # Where a training function calls ray.init(address="auto"), it means this cluster.
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            raynode.VARIABLE: ray.get_runtime_context().get_node_id(),
         }
         with open(folder / "agent.log", "ab") as log:
             self._agent = subprocess.Popen(

@@ -52,6 +52,11 @@ class RayEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self.off_loop = OffLoop()
 
+    @property
+    def brings_folder(self) -> bool:
+        """Given for the workers; or for this driver, itself a task or job of Ray's, which hands it on."""
+        return "working_dir" in self.ask.runtime_env or cluster.has_working_folder()
+
     def whoami(self) -> str:
         return cluster.driver_name()
 
