@@ -126,12 +126,28 @@ def test_slices_are_told_of_each_other_whatever_the_environment_said(warm: Templ
     first, second = warm.run("environment", world_size=2, member=place)
     endpoint = first.get("endpoint")
     port = endpoint["multislice_port"]
+    assert port == 7, "the user's"
     assert port != endpoint["port"]
     for rank, environment in enumerate(returned([first, second])):
         assert environment["MEGASCALE_COORDINATOR_ADDRESS"] == f"127.0.0.1:{port}"
         assert environment["MEGASCALE_NUM_SLICES"] == "2"
         assert environment["MEGASCALE_SLICE_ID"] == "1"
         assert environment["MEGASCALE_PORT"] == str(port + rank)
+
+
+def test_slices_meet_at_a_port_that_a_firewall_can_know() -> None:
+    with template("jax") as forks:
+        place = {"num_slices": 2, "slice_id": 0, "slice_leaders": ["127.0.0.1", "127.0.0.1"]}
+        environments = returned(forks.run("environment", world_size=2, member=place))
+    assert [e["MEGASCALE_PORT"] for e in environments] == ["8081", "8082"]
+    assert environments[1]["MEGASCALE_COORDINATOR_ADDRESS"] == "127.0.0.1:8081"
+
+
+@pytest.mark.parametrize("given", ["eight", "0", "65536"])
+def test_a_port_for_slices_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("MEGASCALE_PORT", given)
+    with pytest.raises(ConfigError, match=f"MEGASCALE_PORT is '{given}'"):
+        JaxBackend().host(Member(0, 2, 0, 1, 0, 2, slice_id=0, num_slices=2, bind_address="127.0.0.1"))
 
 
 def test_the_probe_finishes_in_a_fork_of_a_template_that_only_imported(warm: Template) -> None:

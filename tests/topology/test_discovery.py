@@ -105,6 +105,70 @@ def test_a_domain_of_the_users_choice_is_a_slice():
     assert whole([gpu("d1", 0), gpu("d1", 1), gpu("d2", 0)], unsized) == [("d1", 16), ("d2", 8)]
 
 
+def made_by_the_operator(slice_name: str, index: int, **changes: object) -> Machine:
+    """A GPU host with the labels that the operator gives to what is not a TPU. Node ids say nothing."""
+    labels = {"everstep.dev/slice": slice_name, "everstep.dev/slice-host": str(index), "rack": "r1"}
+    return gpu("", 0, **{"id": f"{(7 * index + 5) % 11}-{slice_name}", "labels": labels} | changes)
+
+
+def order(machines: list[Machine], wanted: Wanted) -> list[list[str]]:
+    names = {m.id: f"{m.labels.get('everstep.dev/slice', m.hostname)}/{i}" for i, m in enumerate(machines)}
+    return [[names[host.id] for host in found.hosts] for found in whole_slices(views(machines, wanted))]
+
+
+OF_THE_OPERATOR = Wanted({"GPU": 8}, slice_label="everstep.dev/slice")
+
+
+def test_hosts_of_any_slice_are_in_the_order_in_which_the_operator_numbered_them():
+    machines = [made_by_the_operator("gpu-0", index) for index in range(4)]
+    assert order(machines, OF_THE_OPERATOR) == [[f"gpu-0/{index}" for index in range(4)]]
+    assert order(machines[::-1], OF_THE_OPERATOR) == [[f"gpu-0/{index}" for index in (3, 2, 1, 0)]]
+
+
+def test_a_slice_in_which_a_numbered_host_is_missing_is_not_whole():
+    without = [made_by_the_operator("gpu-0", index) for index in (0, 2, 3)]
+    assert whole(without, OF_THE_OPERATOR) == []
+    assert "gpu-0: not whole (3 of 4 hosts there)" in describe_shortage(views(without, OF_THE_OPERATOR))
+    twice = [*without, made_by_the_operator("gpu-0", 2, id="other")]
+    assert whole(twice, replace(OF_THE_OPERATOR, hosts_per_slice=4)) == []
+    dead = [*without, made_by_the_operator("gpu-0", 1, alive=False)]
+    assert whole(dead, OF_THE_OPERATOR) == []
+    assert whole([*dead, made_by_the_operator("gpu-0", 1, id="new")], OF_THE_OPERATOR) == [("gpu-0", 4)]
+
+
+def test_a_domain_around_several_slices_of_the_operators_keeps_each_of_them_together():
+    machines = [made_by_the_operator(f"gpu-{s}", index) for s in (10, 2) for index in (1, 0)]
+    wanted = Wanted({"GPU": 8}, slice_label="rack")
+    assert order(machines, wanted) == [["gpu-2/3", "gpu-2/2", "gpu-10/1", "gpu-10/0"]]
+
+
+def test_hosts_that_nobody_numbered_are_in_the_order_of_their_names():
+    machines = [gpu("d", i, id=f"{9 - i}", hostname=f"node-{n}") for i, n in enumerate((10, 9, 1))]
+    assert order(machines, Wanted({"GPU": 8}, slice_label="domain")) == [
+        ["node-1/2", "node-9/1", "node-10/0"]
+    ]
+
+
+def named_only(slice_name: str, index: int, pod_type: str = "v6e-8", **labels: str) -> Machine:
+    """As a TPU VM is known to Ray without GKE."""
+    known = {"ray.io/tpu-slice-name": slice_name, "ray.io/tpu-pod-type": pod_type, **labels}
+    return tpu(slice_name, index, labels=known, id=f"{slice_name}/{9 - index}", hostname=f"w-{index}")
+
+
+def test_slices_that_are_known_by_name_and_pod_type_only_are_found():
+    numbered = [named_only("a", h, **{"ray.io/tpu-worker-id": str(h)}) for h in range(2)]
+    assert whole(numbered[:1]) == []
+    assert whole(numbered) == [("a", 2)]
+    bare = [named_only("a", h) for h in range(2)]
+    assert [h.id for h in whole_slices(views(bare, ON_V6E))[0].hosts] == ["a/9", "a/8"], "by host name"
+    assert whole(bare[:1]) == []
+
+
+def test_a_pod_type_of_other_chips_or_another_kind_does_not_count():
+    for other in ("v6e-16", "v5litepod-8", "v4-16", "nonsense"):
+        assert views([named_only("a", h, other) for h in range(2)], ON_V6E) == ()
+
+
 def test_a_lone_host_is_a_slice_and_may_serve_others_beside_us():
     busy = gpu("d", 0, available={"GPU": 3, "CPU": 1})
     assert whole([busy], Wanted({"GPU": 1})) == [("d/0", 3)]

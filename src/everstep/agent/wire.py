@@ -341,6 +341,7 @@ class Exited(FromAgent, frozen=True):
     generation: int
     rank: int
     at: float
+    """By the monotonic clock of its host, which means nothing anywhere else: ``Engine.time_here``."""
     code: int | None
     signal: int | None
     by_us: bool
@@ -464,6 +465,7 @@ class Raised(FromWorkerMessage, frozen=True):
     traceback: str
     echo: bool
     at: float
+    """By the monotonic clock of its host, as in ``Exited``."""
     joined: bool
     """It had joined its group: the user's code was running."""
     damaged: str = ""

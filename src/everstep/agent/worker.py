@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from everstep import session as sessions
-from everstep.agent import kernel, scratch, wire
+from everstep.agent import kernel, raynode, scratch, wire
 from everstep.backend.base import Backend
 from everstep.errors import DamagedCheckpointError, TooLargeError
 
@@ -135,6 +135,8 @@ def work(
     link = SocketLink(sock)
     member = spec.member
     _set_environment(backend, spec)
+    if node := os.environ.get(raynode.VARIABLE):
+        raynode.join_through(node)
     _reseed(backend, spec.seed)
     stopping = _Stopping()
     signal.signal(signal.SIGTERM, stopping.handle)

@@ -46,11 +46,14 @@ DISCONNECT_S = 10.0
 """How long saying goodbye to the coordinator may take."""
 _ABORT_MARGIN_S = 60.0  # JAX ends the process at its own time limit: ours comes first, and is an exception
 
+_MULTISLICE_PORT = "MEGASCALE_PORT"
+_DEFAULT_MULTISLICE_PORT = 8081
+"""Ray Train's, too: a port that differed from start to start would pass no firewall."""
 _MULTISLICE = (
     "MEGASCALE_COORDINATOR_ADDRESS",
     "MEGASCALE_NUM_SLICES",
     "MEGASCALE_SLICE_ID",
-    "MEGASCALE_PORT",
+    _MULTISLICE_PORT,
 )
 _PLATFORMS = {"gpu": "cuda", "tpu": "tpu", "": "cpu"}
 
@@ -98,7 +101,6 @@ class JaxBackend:
     def __init__(self, config: JaxConfig | None = None) -> None:
         self.config = config or JaxConfig()
         self._held: socket.socket | None = None
-        self._held_for_multislice: socket.socket | None = None
 
     def __reduce__(self) -> tuple[type[JaxBackend], tuple[JaxConfig]]:
         return type(self), (self.config,)
@@ -116,6 +118,8 @@ class JaxBackend:
 
     def environment(self, member: Member) -> Mapping[str, str | None]:
         variables: dict[str, str | None] = dict.fromkeys(_MULTISLICE)
+        if member.num_slices > 1:
+            del variables[_MULTISLICE_PORT]  # the user's, for the leader to read
         # Stale ones would be taken for arguments that we leave out.
         variables |= dict.fromkeys(
             ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
@@ -127,11 +131,13 @@ class JaxBackend:
         return variables
 
     def host(self, member: Member) -> Endpoint:
-        self._held = hold_port(member.bind_address)
+        multislice = _multislice_port() if member.num_slices > 1 else 0
+        self._held = _hold_port_beside(
+            member.bind_address, range(multislice, multislice + member.local_world_size)
+        )
         endpoint: Endpoint = {"address": member.bind_address, "port": self._held.getsockname()[1]}
         if member.num_slices > 1:
-            self._held_for_multislice = hold_port(member.bind_address)
-            endpoint["multislice_port"] = self._held_for_multislice.getsockname()[1]
+            endpoint["multislice_port"] = multislice
         return endpoint
 
     def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
@@ -140,10 +146,6 @@ class JaxBackend:
         deadline = time.monotonic() + timeout_s
         address, port = str(endpoint["address"]), int(endpoint["port"])
         _set_environment(_multislice_variables(member, endpoint) | _around_proxies(address))
-        if self._held_for_multislice is not None:
-            # Whether libtpu shares a port isn't known, so it gets this one alone.
-            self._held_for_multislice.close()
-            self._held_for_multislice = None
         if not jax.config.jax_platforms:
             jax.config.update("jax_platforms", _PLATFORMS.get(member.device_kind))
         _put_gloo_on(member.bind_address)
@@ -205,8 +207,32 @@ class JaxBackend:
         return signal_number == signal.SIGABRT and _LAST_WORDS in log_tail
 
 
+def _multislice_port() -> int:
+    """Where slices reach each other: where the user says, so that firewalls can let it through."""
+    given = os.environ.get(_MULTISLICE_PORT, "").strip() or str(_DEFAULT_MULTISLICE_PORT)
+    if not given.isdecimal() or not 0 < int(given) < 1 << 16:
+        raise ConfigError(
+            f"{_MULTISLICE_PORT} is {given!r}, expected the number of a port.",
+            f"Leave it out for {_DEFAULT_MULTISLICE_PORT}, or set a number from 1 to 65535.",
+            _MULTISLICE_PORT,
+        )
+    return int(given)
+
+
+def _hold_port_beside(address: str, taken: range) -> socket.socket:
+    """A free port that is none of these."""
+    held = hold_port(address)
+    while held.getsockname()[1] in taken:
+        another = hold_port(address)
+        held.close()
+        held = another
+    return held
+
+
 def _multislice_variables(member: Member, endpoint: Endpoint) -> dict[str, str | None]:
-    """What tells libtpu of the other slices: from the live worker group, whatever the Pod was given."""
+    """What tells libtpu of the other slices: from the live worker group, whatever the Pod was given. Only the
+    port is the user's.
+    """
     if member.num_slices <= 1:
         return dict.fromkeys(_MULTISLICE)
     address = member.slice_leaders[0] if member.slice_leaders else str(endpoint["address"])

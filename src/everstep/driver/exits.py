@@ -10,11 +10,11 @@ from everstep.control.failures import Failure, Kind
 from everstep.topology.slices import HostId
 
 
-def failure_of(exited: wire.Exited, host: HostId, joined: bool, backend: Backend) -> Failure:
-    """What a process that nobody ended, and that had not returned, died of."""
+def failure_of(exited: wire.Exited, host: HostId, at: float, joined: bool, backend: Backend) -> Failure:
+    """What a process that nobody ended, and that had not returned, died of; when, by the driver's clock."""
     return Failure(
         _kind_of(exited) if joined else Kind.START,
-        exited.at,
+        at,
         _how_it_ended(exited),
         rank=exited.rank,
         host=host,

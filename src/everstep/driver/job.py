@@ -93,7 +93,7 @@ class Job:
             self.arguments,
             env,
             payload.python_path(given),
-            payload.working_folder(given) if engine.shares_machine or "working_dir" not in given else "",
+            "" if engine.brings_folder else payload.working_folder(given),
             self.preload,
             self.run.deadlines.probe_s,
             self.store.address(),

@@ -91,7 +91,7 @@ class Driver:
             self._commits,
             self._write,
             self.emit,
-            engine.send,
+            engine,
             observer,
             self._clock,
         )
@@ -359,6 +359,9 @@ class Driver:
     def on_lost(self, host: HostId, failure: Failure) -> None:
         self._prepared.discard(host)
         self.emit(e.HostLost(at=self._clock.now(), host=host, failure=failure))
+
+    def on_trouble(self, line: str) -> None:
+        self._observer.say(line)
 
     def on_broken(self, error: BaseException) -> None:
         self.outcome.breaks(error)

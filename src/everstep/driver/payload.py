@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 
 from everstep.agent import wire
+from everstep.agent.late import LoadedByWorker
 from everstep.backend.base import Backend
 from everstep.errors import ConfigError, FunctionLoadError
 
@@ -29,6 +30,9 @@ _NOT_BEFORE_A_FORK = frozenset({"ray", "tensorflow", "everstep", "__future__"})
 def pickle_function(function: Any, backend: Backend) -> bytes:
     """The function and its backend, or an error that names the object which can't travel."""
     try:
+        code, for_worker = _dumps(function)
+        if for_worker:
+            function = LoadedByWorker(code)
         return bytes(cloudpickle.dumps((function, backend)))
     except Exception as error:  # objects raise whatever they like from their own __reduce__
         culprit = _culprit(function)
@@ -42,7 +46,7 @@ def pickle_arguments(config: Mapping[str, Any] | None) -> bytes:
     """What the function is called with: the config, or nothing."""
     arguments = () if config is None else (dict(config),)
     try:
-        return bytes(cloudpickle.dumps(arguments))
+        return _dumps(arguments)[0]
     except Exception as error:
         for key, value in (config or {}).items():
             if not _travels(value):
@@ -79,9 +83,18 @@ def _size(value: Any) -> int:
         return 0
 
 
+def _dumps(value: Any) -> tuple[bytes, bool]:
+    """Pickled, and whether only a worker can load it: there are handles of Ray actors in it."""
+    if "ray" not in sys.modules:
+        return bytes(cloudpickle.dumps(value)), False
+    from everstep.engine.ray import handles
+
+    return handles.dumps(value)
+
+
 def _travels(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception:  # as above: anything may be raised, and all of it means no
         return False
     return True

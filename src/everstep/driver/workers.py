@@ -28,10 +28,10 @@ from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveWorker
 from everstep.driver.rows import Rows
 from everstep.driver.streams import Key, Stream
+from everstep.engine.base import Engine
 from everstep.topology.slices import HostId
 
 Emit = Callable[[e.AnyEvent], None]
-Send = Callable[[HostId, wire.AnyToAgent], None]
 
 
 class Workers:
@@ -44,7 +44,7 @@ class Workers:
         commits: Commits,
         write: Callable[[records.AnyRecord], None],
         emit: Emit,
-        send: Send,
+        engine: Engine,
         observer: Observer,
         clock: Clock,
     ) -> None:
@@ -55,7 +55,7 @@ class Workers:
         self._commits = commits
         self._write = write
         self._emit = emit
-        self._send = send
+        self._engine = engine
         self._observer = observer
         self._clock = clock
         self.streams: dict[Key, Stream] = {}
@@ -127,7 +127,7 @@ class Workers:
             if stream.assignment.rank in ranks:
                 by_host.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
         for host, some in by_host.items():
-            self._send(host, wire.Tell(self._lease, epoch, some, body))
+            self._engine.send(host, wire.Tell(self._lease, epoch, some, body))
 
     def noticed(self, host: HostId, grace_s: float | None) -> None:
         now = self._clock.now()
@@ -286,7 +286,7 @@ class Workers:
             self._emit(e.CheckpointDamaged(at=now, folder=word.damaged))
         failure = Failure(
             _kind_of(word),
-            word.at,
+            self._engine.time_here(stream.assignment.host, word.at),
             word.message,
             rank=rank,
             host=stream.assignment.host,
@@ -316,7 +316,8 @@ class Workers:
         failed = (stream is not None and stream.failed) or (not message.by_us and message.code != 0)
         if stream is not None and not (message.by_us or stream.failed or stream.returned):
             stream.failed = True
-            failure = failure_of(message, host, stream.joined, self._job.backend)
+            at = self._engine.time_here(host, message.at)
+            failure = failure_of(message, host, at, stream.joined, self._job.backend)
             self._emit(
                 e.WorkerFailed(
                     at=self._clock.now(),

@@ -47,6 +47,10 @@ class Sink(Protocol):
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None: ...
 
+    def on_trouble(self, line: str) -> None:
+        """Something that the user should know, and that the engine goes on in spite of."""
+        ...
+
     def on_broken(self, error: BaseException) -> None:
         """The engine itself can't go on: the run ends with this as its cause."""
         ...
@@ -57,6 +61,13 @@ class Engine(Protocol):
 
     shares_machine: bool
     """Hosts are on the driver's machine, and have its environment."""
+
+    @property
+    def brings_folder(self) -> bool:
+        """Hosts have a working folder for the workers (Ray's ``working_dir``), and the driver's is of no use
+        there. Asked once the engine is open.
+        """
+        ...
 
     def whoami(self) -> str:
         """This driver, as the engine knows it, so that its death can be proven from another machine. Empty:
@@ -102,6 +113,10 @@ class Engine(Protocol):
 
     def devices(self, host: HostId) -> tuple[str, ...]:
         """The accelerators of a host, as the framework's visibility variable names them."""
+        ...
+
+    def time_here(self, host: HostId, at: float) -> float:
+        """When that was by the driver's monotonic clock, which a host stamped with its own."""
         ...
 
     async def close(self, *, keep_hosts: bool) -> None:

@@ -304,15 +304,21 @@ def _slice_labels(group: GroupSpec, index: int, host: int) -> dict[str, str]:
         labels.update({names.SLICE: name, names.SLICE_HOST: str(host)})
     if _has_tpu(group):
         labels.update({"ray.io/tpu-slice-name": name, "ray.io/tpu-worker-id": str(host)})
-        selector = group.template["spec"].get("nodeSelector") or {}
-        topology = selector.get(names.TPU_TOPOLOGY_SELECTOR)
-        if topology:
-            labels["ray.io/tpu-topology"] = topology
-            generation = _GENERATIONS.get(selector.get(names.TPU_ACCELERATOR_SELECTOR, ""))
-            if generation:
-                chips = math.prod(int(side) for side in topology.split("x"))
-                labels["ray.io/tpu-pod-type"] = f"{generation[0]}-{chips * generation[1]}"
-                labels["ray.io/accelerator-type"] = f"TPU-{generation[0].upper()}"
+    return labels | shape_labels(group)
+
+
+def shape_labels(group: GroupSpec) -> dict[str, str]:
+    """Those of them that are the same for all slices of a group: what kind of slices they are."""
+    selector = group.template["spec"].get("nodeSelector") or {}
+    topology = selector.get(names.TPU_TOPOLOGY_SELECTOR)
+    if not topology:
+        return {}
+    labels = {"ray.io/tpu-topology": topology}
+    generation = _GENERATIONS.get(selector.get(names.TPU_ACCELERATOR_SELECTOR, ""))
+    if generation:
+        chips = math.prod(int(side) for side in topology.split("x"))
+        labels["ray.io/tpu-pod-type"] = f"{generation[0]}-{chips * generation[1]}"
+        labels["ray.io/accelerator-type"] = f"TPU-{generation[0].upper()}"
     return labels
 
 

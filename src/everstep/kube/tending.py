@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from everstep.kube import actions, names, status as describing
+from everstep.kube import actions, grouplabels, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
 from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
 from everstep.kube.lease import LeaseGone, LeaseLost
@@ -83,6 +83,22 @@ class Tending:
             pass
         self.changed.clear()
 
+    async def _label_groups(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The autoscaler reads of each group what it needs to know. The cluster as it is then."""
+        change = grouplabels.change(parse(raw), raw["metadata"]["resourceVersion"])
+        if not change:
+            return raw
+        self._operator.may_write(self._namespace)
+        path = clusters_path(self._namespace, self._name)
+        try:
+            raw = await self._operator.api.patch(path, change, grouplabels.JSON_PATCH)
+        except ApiError as error:
+            # It has changed meanwhile, and is looked at again; or it may not be changed, and works as it is.
+            logger.warning("%s/%s: its groups can't be labelled: %s", *self._key, error)
+            return raw
+        self._operator.store.put_cluster(raw)
+        return raw
+
     async def _once(self, raw: Mapping[str, Any]) -> float | None:
         if raw["metadata"]["uid"] != self._uid:
             self._uid = raw["metadata"]["uid"]
@@ -95,6 +111,7 @@ class Tending:
         if wrong:
             await self._say(raw, describing.refuse(wrong, generation, before, time.time()), before)
             return None
+        raw = await self._label_groups(raw)
         cluster = parse(raw)
         began = time.perf_counter()
         plan = reconcile(cluster, self._observed(), time.time())

@@ -364,10 +364,13 @@ class SimEngine:
     """An ``Engine`` (see there), as one driver process has it."""
 
     shares_machine = False
+    brings_folder = False
 
     def __init__(self, process: Process, cluster: Cluster) -> None:
         self.process = process
         self.lease = 0
+        self.ahead = 0.0
+        """By how much the driver's clock is ahead of those of the hosts."""
         self._cluster = cluster
         self._sink: Sink | None = None
         self._run = ""
@@ -447,11 +450,15 @@ class SimEngine:
     def lost(self, agent: Agent) -> None:
         sink = self._sink
         if sink is not None:
-            failure = Failure(Kind.HOST_LOST, self._cluster.time.now, "connection broken", host=agent.host)
+            now = self._cluster.time.now + self.ahead
+            failure = Failure(Kind.HOST_LOST, now, "connection broken", host=agent.host)
             self.process.later(0.01, lambda: sink.on_lost(agent.host, failure))
 
     def address(self, host: HostId) -> str:
         return "127.0.0.1"
+
+    def time_here(self, host: HostId, at: float) -> float:
+        return at + self.ahead
 
     def devices(self, host: HostId) -> tuple[str, ...]:
         return ()

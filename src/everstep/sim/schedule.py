@@ -149,7 +149,8 @@ class Schedule:
     async def _fit(self, seat: Seat) -> None:
         """As ``Trainer.fit`` does it."""
         store = SimStore(seat.process, seat.network, View(self.disk, RUN))
-        clock = ProcessClock(self.time, 1000.0 * len(self.seats))
+        seat.engine.ahead = 1000.0 * len(self.seats)
+        clock = ProcessClock(self.time, seat.engine.ahead)
         owner = records.Owner("machine", "boot", len(self.seats), 0)
         observer = Watching(self.story, seat.process.name)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.topology.accelerators import TopologyError, chips_in, chips_in_pod, generation_of
-from everstep.topology.slices import HostId, HostView, SliceName
+from everstep.topology.slices import HostId, HostView, SliceName, natural_key
 from everstep.topology.wanted import Wanted
 
 TPU_SLICE = "ray.io/tpu-slice-name"
@@ -18,6 +18,10 @@ TPU_WORKER = "ray.io/tpu-worker-id"
 TPU_TOPOLOGY = "ray.io/tpu-topology"
 TPU_POD_TYPE = "ray.io/tpu-pod-type"
 ACCELERATOR = "ray.io/accelerator-type"
+SLICE = "everstep.dev/slice"
+"""What Everstep's operator calls the slice of a node, whatever its accelerator."""
+SLICE_HOST = "everstep.dev/slice-host"
+"""The node's place in it, from 0."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Machine:
     """What nobody holds now; what this run holds counts as available."""
     alive: bool = True
     name: str = ""
+    hostname: str = ""
+    """Tells nobody apart; where nothing says more, hosts are in its order."""
 
 
 def views(machines: Iterable[Machine], wanted: Wanted) -> tuple[HostView, ...]:
@@ -61,17 +67,28 @@ def _may_serve(machine: Machine, wanted: Wanted) -> bool:
         return False
     if wanted.per_worker.get("TPU") and not machine.total.get("TPU"):
         return False
-    if wanted.topology is not None and machine.labels.get(TPU_TOPOLOGY) != wanted.topology:
+    if wanted.topology is not None and not _has_topology(machine, wanted.topology):
         return False
     if wanted.slice_label is not None and wanted.slice_label not in machine.labels:
         return False
     return wanted.accelerator_type is None or _is_kind(machine, wanted.accelerator_type)
 
 
+def _has_topology(machine: Machine, topology: str) -> bool:
+    """As its label says; where there is none, by the chips of its pod type, of which no two shapes are told
+    apart.
+    """
+    given = machine.labels.get(TPU_TOPOLOGY)
+    return given == topology if given is not None else _chips_of(machine) == chips_in(topology)
+
+
 def _is_kind(machine: Machine, kind: str) -> bool:
     given = machine.labels.get(ACCELERATOR)
+    if given is None and f"accelerator_type:{kind}" in machine.total:
+        return True
+    given = given or machine.labels.get(TPU_POD_TYPE)
     if given is None:
-        return f"accelerator_type:{kind}" in machine.total
+        return False
     try:
         return generation_of(given) == generation_of(kind)
     except TopologyError:
@@ -84,8 +101,8 @@ def _slice_of(machine: Machine, wanted: Wanted) -> SliceName:
 
 
 def _slice_views(name: SliceName, members: Sequence[Machine], wanted: Wanted) -> list[HostView]:
-    expected, per_host = _expected_hosts(members, wanted)
     indices = _indices(members, wanted)
+    expected, per_host = _expected_hosts(members, indices, wanted)
     wired = expected > 1 or per_host != 0
     found = []
     for machine in members:
@@ -105,12 +122,15 @@ def slots_of(resources: Mapping[str, float], wanted: Wanted) -> int:
     return room if wanted.at_most is None else min(room, wanted.at_most)
 
 
-def _expected_hosts(members: Sequence[Machine], wanted: Wanted) -> tuple[int, float]:
+def _expected_hosts(
+    members: Sequence[Machine], indices: Mapping[HostId, int], wanted: Wanted
+) -> tuple[int, float]:
     """How many hosts the slice has when it is whole, and the chips of each (0: it isn't counted in chips)."""
     if wanted.slice_label is not None:
-        # Nobody says how many hosts a domain has, unless the user does: as many as there are.
-        places = {m.id for m in members if m.alive}
-        return wanted.hosts_per_slice or max(1, len(places)), 0
+        # Nobody says how many hosts a domain has, unless the user does: as many as are known of.
+        places = [indices[m.id] for m in members if m.alive]
+        highest = max(places, default=0) if _is_numbered(members) else 0
+        return wanted.hosts_per_slice or max(1, len(places), highest + 1), 0
     chips = _chips_of(members[0])
     if not wanted.per_worker.get("TPU") or chips is None or TPU_SLICE not in members[0].labels:
         return 1, 0
@@ -130,11 +150,34 @@ def _chips_of(machine: Machine) -> int | None:
 
 
 def _indices(members: Sequence[Machine], wanted: Wanted) -> dict[HostId, int]:
-    """Places in the slice: as the hosts' labels say, or by name where nothing does."""
+    """Places in the slice: as the hosts' labels say, or by host name where nothing does."""
     if wanted.slice_label is None:
-        return {
-            m.id: int(text) if (text := m.labels.get(TPU_WORKER, "0")).isdecimal() else -1 for m in members
-        }
-    living = sorted((m for m in members if m.alive), key=lambda m: (m.name, m.id))
-    dead = sorted((m for m in members if not m.alive), key=lambda m: (m.name, m.id))
-    return {m.id: i for i, m in enumerate([*living, *dead])}
+        if any(TPU_WORKER in m.labels for m in members) or TPU_SLICE not in members[0].labels:
+            return {m.id: _number(m, TPU_WORKER, "0") for m in members}
+    elif _is_numbered(members):
+        return {m.id: _number(m, SLICE_HOST) for m in members}
+    return {m.id: i for i, m in enumerate(sorted(members, key=_order))}
+
+
+def _is_numbered(members: Sequence[Machine]) -> bool:
+    """The operator made these hosts as one slice, and numbered them. A domain of the user's own may hold
+    several such slices, or none.
+    """
+    slices = {m.labels.get(SLICE) for m in members}
+    return len(slices) == 1 and None not in slices and all(_number(m, SLICE_HOST) >= 0 for m in members)
+
+
+def _number(machine: Machine, label: str, default: str = "") -> int:
+    text = machine.labels.get(label, default)
+    return int(text) if text.isdecimal() else -1
+
+
+def _order(machine: Machine) -> tuple[object, ...]:
+    """Those that are gone come last: the places of the living have no holes."""
+    return (
+        not machine.alive,
+        natural_key(machine.labels.get(SLICE, "")),
+        _number(machine, SLICE_HOST),
+        natural_key(machine.name or machine.hostname),
+        machine.id,
+    )

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +21,9 @@ from everstep.driver.housekeeping import stop_request
 from processes import wait_for
 
 _STORE = 80 << 20
+
+IN_ANOTHER_TIME = ("unshare", "--user", "--map-root-user", "--time")
+"""A command run so has a monotonic clock of its own, where the kernel lets users have one."""
 
 
 class RayCluster:
@@ -41,6 +46,7 @@ class RayCluster:
             },
         )
         self.nodes: dict[str, Any] = {}
+        self._started: list[subprocess.Popen[str]] = []
         self._connected = False
 
     @property
@@ -51,30 +57,71 @@ class RayCluster:
         self._connected = True
         self._ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
 
-    def add_host(self, slice_name: str, index: int, cpus: int = 2, chips: int = 4) -> str:
+    def add_host(self, slice_name: str, index: int, cpus: int = 2, chips: int = 4, **options: Any) -> str:
         """A host with four of a v6e 2x4's eight chips. Its node id."""
-        labels = {
+        return self.add_node(self._labels(slice_name, index), {"TPU": chips}, cpus, **options)
+
+    def _labels(self, slice_name: str, index: int) -> dict[str, str]:
+        return {
             "ray.io/tpu-slice-name": slice_name,
             "ray.io/tpu-worker-id": str(index),
             "ray.io/tpu-topology": "2x4",
             "ray.io/accelerator-type": "TPU-V6E",
         }
-        return self.add_node(labels, {"TPU": chips}, cpus)
 
-    def add_lone_host(self, slice_name: str) -> str:
+    def add_lone_host(self, slice_name: str, **options: Any) -> str:
         """A host with all eight chips of a v6e 2x4."""
-        return self.add_host(slice_name, 0, chips=8)
+        return self.add_host(slice_name, 0, chips=8, **options)
 
-    def add_node(self, labels: dict[str, str], resources: dict[str, float], cpus: int = 2) -> str:
+    def add_lone_host_with_folder(self, slice_name: str) -> str:
+        """The same, with a folder of its own for all that Ray keeps there, as another machine has. That
+        folder.
+        """
+        folder = tempfile.mkdtemp(dir=self.folder)
+        self.add_lone_host(slice_name, temp_dir=folder)
+        return folder
+
+    def add_node(
+        self, labels: dict[str, str], resources: dict[str, float], cpus: int = 2, **options: Any
+    ) -> str:
         node = self.cluster.add_node(
             num_cpus=cpus,
             resources=resources,
             labels=labels,
             object_store_memory=_STORE,
             node_ip_address="127.0.0.1",
+            **options,
         )
         self.nodes[node.node_id] = node
         return str(node.node_id)
+
+    def add_lone_host_at(self, slice_name: str, ahead_s: float) -> str:
+        """The same, in a time namespace: a machine that was booted this much earlier than ours."""
+        asked = {
+            "gcs_address": self.address,
+            "node_ip_address": "127.0.0.1",
+            "labels": self._labels(slice_name, 0),
+            "resources": {"TPU": 8},
+            "num_cpus": 2,
+            "object_store_memory": _STORE,
+        }
+        offset = str(round(ahead_s))
+        started = subprocess.Popen(
+            [
+                *IN_ANOTHER_TIME, "--monotonic", offset, "--boottime", offset,
+                sys.executable, "-m", "e2e.ray.node", json.dumps(asked),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        self._started.append(started)
+        assert started.stdout is not None
+        said = next((line for line in started.stdout if line.startswith("node ")), "")
+        assert said, f"the node's process ended with {started.wait()}"
+        node_id = said.split()[1]
+        wait_for(lambda: node_id in [n["NodeID"] for n in self._ray.nodes() if n["Alive"]], "it", 60.0)
+        return node_id
 
     def add_slice(self, name: str, hosts: int = 2) -> list[str]:
         return [self.add_host(name, index) for index in range(hosts)]
@@ -103,6 +150,8 @@ class RayCluster:
         """Remove every node but the head, and wait until Ray knows: a killed one takes it 15 s."""
         for node_id in list(self.nodes):
             self.remove(node_id)
+        while self._started:
+            self._started.pop().communicate()  # the end of its input is the end of it
         if self._connected:
             self.until_alive(0)
 

@@ -30,7 +30,7 @@ POD = {
     "MEGASCALE_NUM_SLICES": "3",
     "MEGASCALE_SLICE_ID": "7",
     "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9:1",
-    "MEGASCALE_PORT": "1",
+    "MEGASCALE_PORT": "18081",
 }
 
 
@@ -76,7 +76,7 @@ def test_the_multi_slice_environment_is_the_live_groups(
         assert seen["seen"]["MEGASCALE_SLICE_ID"] == str(rank)
         address, _, port = seen["seen"]["MEGASCALE_COORDINATOR_ADDRESS"].rpartition(":")
         assert address == "127.0.0.1"
-        assert port == notes[0]["seen"]["MEGASCALE_PORT"]
+        assert port == seen["seen"]["MEGASCALE_PORT"] == POD["MEGASCALE_PORT"]
         assert port != seen["jax"].rpartition(":")[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from e2e.training import elastic_steps
 from everstep import ConfigError, Deadlines, ScalingConfig
-from everstep.control.commands import FailureSeen, GroupStarted, Recovered, Rung, Waiting
+from everstep.control.commands import FailureSeen, GroupStarted, PreemptionSeen, Recovered, Rung, Waiting
 from everstep.control.failures import Kind
 from everstep.engine.ray import cluster as ray_cluster
 from processes import wait_for
@@ -98,6 +99,52 @@ def test_growth_that_can_not_be_reserved_leaves_the_training_alone(
     run.until_training(2)
     run.finish()
     assert [r.steps_lost for r in run.records(Recovered) if r.rung is Rung.RESIZE] == [0]
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception) -> threading.Event:
+    """The next call of it raises. Set once it has."""
+    real, failed = getattr(where, name), threading.Event()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, call)
+    return failed
+
+
+def test_an_error_that_nobody_expects_while_reserving_is_named_and_leaves_nothing_behind(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_lone_host("slice-0")
+    fail_once(monkeypatch, PlacementGroup, "wait", OSError("too many open files"))
+    run = Running(tmp_path, elastic_steps, 1, scaling=LONE, deadlines=Deadlines(backoff_first_s=0.5))
+    run.until_training(1)
+    assert len(slice_groups()) == 1, "what the first try had made is given back"
+    run.finish()
+    [failed] = reservations_that_failed(run)
+    assert failed.failure.message.endswith("OSError: too many open files")
+
+
+def test_a_look_at_the_cluster_that_fails_is_said_and_does_not_end_the_looking(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster.add_lone_host("slice-0")
+    run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE)
+    run.until_training(1)
+    failed = fail_once(monkeypatch, ray_cluster, "draining", RuntimeError("the control store is away"))
+    wait_for(failed.is_set, "a failed look")
+    node = cluster.add_lone_host("slice-1")
+    epoch = run.until_training(2)
+    cluster.drain(node, 60.0)
+    wait_for(lambda: run.records(PreemptionSeen), "the notice", 60.0)
+    run.until_training(1, epoch)
+    run.finish()
+    said = capfd.readouterr().err + capfd.readouterr().out
+    assert "looking at the cluster failed (RuntimeError: the control store is away)" in said
+    assert "looking at the cluster works again" in said
 
 
 def test_two_runs_ask_for_capacity_side_by_side_and_withdraw_it_at_the_end(

@@ -13,6 +13,7 @@ from everstep.control.commands import GroupStarted, Recovered, Rung, Waiting
 from processes import wait_for
 
 from .cluster import RayCluster, Running, everstep_groups
+from .test_handles import see_node
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -62,3 +63,30 @@ def test_a_killed_worker_is_replaced_in_place(cluster: RayCluster, tmp_path: Pat
     assert everstep_groups() == groups
     run.finish()
     assert run.records(GroupStarted)[-1].rung is Rung.RESTART_IN_PLACE
+
+
+def test_ranks_follow_the_hosts_of_a_slice_as_the_operator_numbered_them(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    nodes = {}
+    for index in (2, 0, 1):
+        labels = {"everstep.dev/slice": "cpu-0", "everstep.dev/slice-host": str(index)}
+        nodes[index] = cluster.add_node(labels, {}, cpus=1)
+    run = Running(tmp_path, see_node, 3, scaling={"slice_label": "everstep.dev/slice"})
+    run.wait()
+    assert {n["rank"]: n["node"] for n in run.notes()} == nodes
+
+
+def test_a_slice_that_is_known_by_name_and_pod_type_only_is_trained_on(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    for index in range(2):
+        labels = {
+            "ray.io/tpu-slice-name": "vm",
+            "ray.io/tpu-worker-id": str(index),
+            "ray.io/tpu-pod-type": "v6e-8",
+        }
+        cluster.add_node(labels, {"TPU": 4})
+    run = Running(tmp_path, elastic_steps, 2)
+    run.until_training(2)
+    run.finish()

@@ -109,6 +109,7 @@ class LocalEngine:
     """Hosts of a ``LocalCluster``; without one given, a host of its own for this run."""
 
     shares_machine = True
+    brings_folder = False
     sink: Sink
     ask: Ask
 
@@ -308,6 +309,9 @@ class LocalEngine:
         link = self.links.get(host)
         if link is not None:
             link.send(message)
+
+    def time_here(self, host: HostId, at: float) -> float:
+        return at  # one machine, one clock
 
     def address(self, host: HostId) -> str:
         return "127.0.0.1"

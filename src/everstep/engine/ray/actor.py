@@ -19,7 +19,7 @@ from pathlib import Path
 
 import ray
 
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, raynode, wire
 from everstep.agent.host import SOCKET
 from everstep.engine.local.cluster import runtime_folder
 from everstep.engine.ray import cluster
@@ -132,6 +132,7 @@ class HostActor:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             # Where a training function calls ray.init(address="auto"), it means this cluster.
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+            raynode.VARIABLE: ray.get_runtime_context().get_node_id(),
         }
         with open(folder / "agent.log", "ab") as log:
             self._agent = subprocess.Popen(
@@ -195,13 +196,14 @@ class HostActor:
         return RAYLET_DIED if self._raylet_died else AGENT_DIED
 
     @ray.method(concurrency_group="beats")  # type: ignore[untyped-decorator]
-    def beat(self, session: int) -> float:
-        """How long ago the agent last said that it lives."""
+    def beat(self, session: int) -> tuple[float, float]:
+        """How long ago the agent last said that it lives, and what time it is by the clock of this host."""
+        now = time.monotonic()
         found = self._sessions.get(session)
         if found is None:
-            return float("inf")
-        found.called = time.monotonic()
-        return found.called - found.beaten
+            return float("inf"), now
+        found.called = now
+        return now - found.beaten, now
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]
     def end(self, lease: int) -> bool:

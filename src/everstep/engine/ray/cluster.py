@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ class Node:
     alive: bool
     labels: Mapping[str, str]
     total: Mapping[str, float]
+    hostname: str = ""
 
 
 def connect() -> None:
@@ -60,6 +62,11 @@ def driver_name() -> str:
     return f"{_cluster_id()}/{context.get_job_id()}"
 
 
+def has_working_folder() -> bool:
+    """Whether Ray made a folder for this process to work in, as it does for all that this process starts."""
+    return bool(ray.get_runtime_context().runtime_env.get("working_dir"))
+
+
 def is_dead(driver: str) -> bool:
     """Whether Ray says that this driver has ended. What another cluster knew can't be told."""
     cluster, _, number = driver.partition("/")
@@ -80,6 +87,7 @@ def nodes() -> list[Node]:
             bool(found["Alive"]),
             found.get("Labels") or {},
             found.get("Resources") or {},
+            found.get("NodeManagerHostname") or "",
         )
         for found in ray.nodes()
     ]
@@ -116,6 +124,13 @@ def remove_group(number: str) -> None:
     remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
 
 
+def remove_named(name: str) -> None:
+    """Whatever placement group has this name."""
+    for number, record in groups(name).items():
+        if record["name"] == name:
+            remove_group(number)
+
+
 def actors(tag: str) -> list[str]:
     """Names of the living actors whose names begin so."""
     found = ray.util.list_named_actors(all_namespaces=True)
@@ -140,3 +155,10 @@ def sweep(tag: str, but: str = "") -> bool:
     for number in reserved:
         remove_group(number)
     return not names and not reserved
+
+
+def sweep_all(tag: str, limit_s: float) -> None:
+    """The same, until nothing is left; or no longer than this."""
+    deadline = time.monotonic() + limit_s
+    while not sweep(tag) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -3,6 +3,11 @@
 ``request_resources`` is one slot for the whole cluster, and two runs would erase each other's. A pending
 group is each run's own. Ours ask for nodes that aren't there yet, so that they take nothing of what is; one
 that is met has done its work, and goes.
+
+Of nodes that it could start, the autoscaler knows the resources, and of their labels only those that the
+cluster's own configuration names (on Kubernetes ``workerGroupSpecs[].labels``). So the groups name no label
+that a node must have, unless the user does: they rule out what labels tell to be wrong. A node type that
+says nothing of itself may be the right one.
 """
 
 from __future__ import annotations
@@ -10,13 +15,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ray.util.accelerators import accelerators
 from ray.util.placement_group import placement_group
 
 from everstep.engine.base import Ask
 from everstep.engine.ray import cluster
-from everstep.topology.accelerators import slice_shape
+from everstep.topology.accelerators import TopologyError, generation_of, slice_shape
 from everstep.topology.discovery import ACCELERATOR, TPU_TOPOLOGY
 from everstep.topology.slices import HostId
+from everstep.topology.wanted import Wanted
+
+_KINDS = sorted({value for name, value in vars(accelerators).items() if name.isupper()})
+"""What Ray calls accelerators in its label, of those that it knows."""
 
 
 class Demand:
@@ -26,24 +36,30 @@ class Demand:
         self._tag = f"{tag}demand/"
         self._ask = ask
         self._number = 0
-        self._known: frozenset[HostId] = frozenset()
+        self._settled: frozenset[HostId] = frozenset()
 
     def update(
-        self, workers_short: int, nodes: Sequence[cluster.Node], groups: dict[str, dict[str, Any]]
+        self,
+        workers_short: int,
+        nodes: Sequence[cluster.Node],
+        arriving: Collection[HostId],
+        groups: dict[str, dict[str, Any]],
     ) -> None:
-        """Look at what is pending, and make it fit what is missing now."""
+        """Look at what is pending, and make it fit what is missing now. ``arriving`` are hosts of slices that
+        aren't complete yet: what is asked for may come to be with them.
+        """
         pending = {n: r for n, r in groups.items() if r["name"].startswith(self._tag)}
         for number, record in list(pending.items()):
             if record["state"] == "CREATED":
                 cluster.remove_group(number)
                 del pending[number]
-        present = frozenset(node.id for node in nodes if node.alive)
-        if present != self._known:  # what was asked for may have come, in part
+        settled = frozenset(node.id for node in nodes if node.alive) - set(arriving)
+        if settled != self._settled:  # what was asked for may have come, in part
             for number in pending:
                 cluster.remove_group(number)
             pending = {}
-            self._known = present
-        bundles = self._bundles()
+            self._settled = settled
+        bundles, labels = self.wish(nodes)
         per_group = self._workers_per_group(len(bundles))
         missing = -(-workers_short // per_group) if per_group else 0
         for number in list(pending)[missing:]:
@@ -55,8 +71,12 @@ class Demand:
                 strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK",
                 name=f"{self._tag}{self._ask.lease}.{self._number}",
                 lifetime="detached",
-                bundle_label_selector=[self._labels() for _ in bundles],
+                bundle_label_selector=[labels for _ in bundles],
             )
+
+    def wish(self, nodes: Sequence[cluster.Node]) -> tuple[list[dict[str, float]], dict[str, str]]:
+        """What one group asks for: a bundle for each host, and what the labels of each must be."""
+        return self._bundles(), self._labels(nodes)
 
     def yield_to(self, hosts: Collection[HostId]) -> None:
         """What a met demand holds of these hosts is wanted in earnest now."""
@@ -81,13 +101,32 @@ class Demand:
             return hosts
         return slice_shape(wanted.accelerator_type, wanted.topology).workers(wanted.per_worker["TPU"])
 
-    def _labels(self) -> dict[str, str]:
-        wanted = self._ask.wanted
-        labels = dict(wanted.labels)
-        if wanted.topology is not None:
-            labels[TPU_TOPOLOGY] = wanted.topology
-        if wanted.accelerator_type is not None:
-            labels[ACCELERATOR] = wanted.accelerator_type
-        if self._known:
-            labels[cluster.NODE_ID] = f"!in({','.join(sorted(self._known))})"
-        return labels
+    def _labels(self, nodes: Sequence[cluster.Node]) -> dict[str, str]:
+        seen = {value for node in nodes if (value := node.labels.get(ACCELERATOR)) is not None}
+        ruled_out = {
+            TPU_TOPOLOGY: other_topologies(self._ask.wanted),
+            ACCELERATOR: other_kinds(self._ask.wanted, seen),
+            cluster.NODE_ID: sorted(self._settled),
+        }
+        labels = {key: f"!in({','.join(values)})" for key, values in ruled_out.items() if values}
+        return labels | dict(self._ask.wanted.labels)
+
+
+def other_topologies(wanted: Wanted) -> list[str]:
+    """Of the same generation: what is of another is ruled out as that."""
+    if wanted.topology is None or wanted.accelerator_type is None:
+        return []
+    return [t for t in generation_of(wanted.accelerator_type).topologies if t != wanted.topology]
+
+
+def other_kinds(wanted: Wanted, seen: Collection[str] = ()) -> list[str]:
+    """Accelerators that are not the wanted one: of those that Ray knows, and that nodes here have."""
+    kind = wanted.accelerator_type
+    return [] if kind is None else [other for other in sorted({*_KINDS, *seen}) if not _same(other, kind)]
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return generation_of(one) == generation_of(other)
+    except TopologyError:
+        return one.lower() == other.lower()

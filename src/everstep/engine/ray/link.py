@@ -12,6 +12,8 @@ from ray.exceptions import RayError
 from everstep.agent import wire
 from everstep.engine.base import Ask
 from everstep.engine.hearing import Hearing
+from everstep.engine.ray.clocks import HostClock
+from everstep.engine.ray.upkeep import describe
 from everstep.topology.slices import HostId
 
 _WAIT_S = 2.0
@@ -39,6 +41,7 @@ class HostLink:
         self.owner = (0, 0)
         self.accelerators: dict[str, list[str]] = {}
         self.session = 0
+        self.clock = HostClock()
         self._ears = ears
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -48,6 +51,7 @@ class HostLink:
         self.owner = (pid, started)
         beat_s = ask.deadlines.heartbeat_interval_s
         self.session = await self.actor.attach.remote(ask.run, ask.lease, beat_s, driver)
+        await self._ask_for_a_beat()  # and so know its clock, before it speaks of times
         self._ears.hearing.watch(self.host)
         self._tasks = [
             asyncio.create_task(self._guard(self._listen)),
@@ -63,6 +67,8 @@ class HostLink:
             await body()
         except RayError as error:
             self._ears.lost(self, f"its agent died ({type(error).__name__})")
+        except Exception as error:  # a host that we can't listen to is of no more use than one that is gone
+            self._ears.lost(self, f"what its agent says can't be read ({describe(error)})")
 
     async def _listen(self) -> None:
         frames = wire.Frames()
@@ -86,10 +92,16 @@ class HostLink:
         limits = ask.deadlines
         while True:
             asked = time.monotonic()
-            age = await self.actor.beat.remote(self.session)
-            if age < limits.heartbeat_timeout_s:
+            if await self._ask_for_a_beat() < limits.heartbeat_timeout_s:
                 self._ears.hearing.heard(self.host)
             await asyncio.sleep(max(0.0, asked + limits.heartbeat_interval_s - time.monotonic()))
+
+    async def _ask_for_a_beat(self) -> float:
+        """How long ago the agent last said that it lives."""
+        asked = time.monotonic()
+        age, its_time = await self.actor.beat.remote(self.session)
+        self.clock.answered(its_time, asked, time.monotonic())
+        return float(age)
 
     def close(self) -> None:
         for task in self._tasks:

@@ -10,8 +10,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from everstep.engine.ray import cluster
+from everstep.engine.ray.upkeep import OffLoop
 
 _LOOK_S = 1.0
 
@@ -42,3 +48,44 @@ class Sweeper:
 
 def name_of(tag: str) -> str:
     return f"{tag}sweeper"
+
+
+class SweeperLine:
+    """The driver's line to its run's sweeper, which is made where there is none."""
+
+    def __init__(self, tag: str, orphan_s: float, off_loop: OffLoop) -> None:
+        self._tag = tag
+        self._orphan_s = orphan_s
+        self._off_loop = off_loop
+        self._sweeper: Any = None
+
+    def pause(self) -> float:
+        return min(5.0, self._orphan_s / 10)
+
+    async def greet(self) -> None:
+        """Tell it that a driver lives."""
+        if self._sweeper is None:
+            self._sweeper = await self._off_loop(self._make)
+        try:
+            await self._sweeper.hear.remote(self._orphan_s)
+        except RayError:
+            self._sweeper = await self._off_loop(self._make)
+            await self._sweeper.hear.remote(self._orphan_s)
+
+    def _make(self) -> Any:
+        # Here first: of this node it is known that it lives.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        return (
+            ray.remote(Sweeper)
+            .options(
+                name=name_of(self._tag),
+                namespace=cluster.NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                scheduling_strategy=here,
+                max_restarts=-1,
+                max_task_retries=-1,
+            )
+            .remote(self._tag, self._orphan_s)
+        )

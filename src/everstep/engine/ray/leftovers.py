@@ -1,0 +1,63 @@
+"""What an earlier driver of the run left on the cluster: slices whose agents answer, and the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+
+from everstep.engine.ray import cluster
+from everstep.engine.ray.held import Held
+from everstep.engine.ray.link import HostLink
+from everstep.engine.ray.reservations import Around, per_worker
+from everstep.topology.slices import HostId
+
+
+async def find_what_is_left(around: Around, tag: str) -> list[Held]:
+    """Whole slices whose agents answer and hold this run are kept; all else with our tag is removed."""
+    names = await around.off_loop(cluster.actors, tag)
+    reserved = await around.off_loop(cluster.groups, tag)
+    agents: dict[str, dict[HostId, str]] = {}
+    for name in names:
+        group, _, host = name.rpartition("/")
+        agents.setdefault(group, {})[host] = name
+    kept = []
+    for number, record in reserved.items():
+        held = _recall(around, tag, record)
+        there = agents.get(record["name"], {})
+        if held is not None and set(there) == set(held.hosts) and await _reconnect(around, held, there):
+            kept.append(held)
+        else:
+            await around.off_loop(cluster.remove_group, number)
+    return kept
+
+
+def _recall(around: Around, tag: str, record: dict[str, Any]) -> Held | None:
+    """A slice, from the record of its placement group."""
+    prefix, _, slice_name = record["name"].removeprefix(tag).partition("/")
+    if not slice_name or prefix == "demand" or record["state"] != "CREATED":
+        return None
+    needs = per_worker(around.ask)
+    bundles, nodes = record["bundles"], record["bundles_to_node_id"]
+    slots = [
+        int(min((bundles[i].get(name, 0) / amount for name, amount in needs.items()), default=1))
+        for i in sorted(bundles)
+    ]
+    hosts = tuple(nodes[i] for i in sorted(nodes))
+    return Held(slice_name, hosts, tuple(slots), needs, record["name"])
+
+
+async def _reconnect(around: Around, held: Held, agents: dict[HostId, str]) -> bool:
+    ask = around.ask
+    try:
+        for host, name in agents.items():
+            actor = await around.off_loop(ray.get_actor, name, cluster.NAMESPACE)
+            held.links[host] = HostLink(host, held.name, actor, around)
+        async with asyncio.timeout(max(5.0, ask.deadlines.heartbeat_timeout_s * 4)):
+            await asyncio.gather(*(link.connect(ask, around.whoami()) for link in held.links.values()))
+    except Exception:  # gone, silent, or of another version: it is not what we could go on with
+        for link in held.links.values():
+            around.unlink(link)
+        return False
+    return all(link.run == ask.run for link in held.links.values())

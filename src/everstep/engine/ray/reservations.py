@@ -1,0 +1,222 @@
+"""Asking for slices, all or none, and giving them back, whatever went wrong on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+
+from everstep.engine.base import Ask, Sink
+from everstep.engine.ray import cluster
+from everstep.engine.ray.actor import END_S, START_S
+from everstep.engine.ray.demand import Demand
+from everstep.engine.ray.held import Held
+from everstep.engine.ray.link import Ears, HostLink
+from everstep.engine.ray.slicegroup import make_actor, make_group
+from everstep.engine.ray.upkeep import OffLoop, describe
+from everstep.engine.ray.watch import Watch
+from everstep.topology.slices import SliceName
+
+logger = logging.getLogger("everstep")
+
+_SLOWEST_S = 5.0
+"""Between tries to give something back."""
+
+Given = TypeVar("Given")
+
+
+class NoSuchSliceError(Exception):
+    """What was to be reserved is no longer there."""
+
+
+class Around(Ears, Protocol):
+    """What reserving needs of the engine around it."""
+
+    ask: Ask
+    sink: Sink
+    watch: Watch
+    demand: Demand
+    off_loop: OffLoop
+
+    def whoami(self) -> str: ...
+
+    def unlink(self, link: HostLink) -> None: ...
+
+    def reserved(self, reservation: int, slices: list[Held]) -> None: ...
+
+
+class Reservations:
+    """Reservations that are under way, and slices that are being given back."""
+
+    def __init__(self, around: Around, tag: str) -> None:
+        self._around = around
+        self._tag = tag
+        self._asked: dict[int, asyncio.Task[None]] = {}
+        self._asked_for: dict[SliceName, int] = {}
+        """Which reservation asks for a slice."""
+        self._endings: set[asyncio.Task[None]] = set()
+        self._failures = 0
+
+    def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+        self._asked[reservation] = asyncio.create_task(self._reserve(reservation, slices))
+        self._asked_for.update(dict.fromkeys(slices, reservation))
+
+    def withdraw(self, slices: tuple[SliceName, ...]) -> None:
+        """These are no longer wanted: neither are those that were asked for together with them."""
+        for reservation in {self._asked_for[name] for name in slices if name in self._asked_for}:
+            task = self._asked.get(reservation)
+            self._forget(reservation)
+            if task is not None:
+                task.cancel()
+
+    def _forget(self, reservation: int) -> None:
+        self._asked.pop(reservation, None)
+        self._asked_for = {name: number for name, number in self._asked_for.items() if number != reservation}
+
+    async def close(self) -> None:
+        """Call off what is under way, and wait a while for the end of what is being given back."""
+        asked = list(self._asked.values())
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        endings = list(self._endings)
+        if endings:
+            await asyncio.wait(endings, timeout=2 * END_S)
+        for ending in endings:
+            ending.cancel()
+
+    # ------------------------------------------------------------------ asking
+
+    async def _reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+        made: list[Held] = []
+        try:
+            if self._failures:
+                await asyncio.sleep(random.uniform(0, min(5.0, 0.1 * 2**self._failures)))
+            # One deadline for the lot is the controller's: it withdraws what takes too long.
+            async with asyncio.TaskGroup() as together:
+                for name in slices:
+                    together.create_task(self._reserve_slice(reservation, name, made))
+        except ExceptionGroup as errors:
+            # Whatever it was, nothing is kept, and the next try is told apart from this one by its cause.
+            self._failures += 1
+            await asyncio.wait({self.give_back(made)}, timeout=END_S)
+            self._forget(reservation)
+            self._around.sink.on_reservation_failed(reservation, _reason(errors))
+        except asyncio.CancelledError:
+            self.give_back(made)
+            raise
+        else:
+            self._failures = 0
+            self._forget(reservation)
+            self._around.reserved(reservation, made)
+
+    async def _reserve_slice(self, reservation: int, name: SliceName, made: list[Held]) -> None:
+        around = self._around
+        members = around.watch.members(name)
+        if not members:
+            raise NoSuchSliceError(f"slice {name} is gone")
+        held = Held(
+            name,
+            tuple(view.id for view in members),
+            tuple(view.slots for view in members),
+            per_worker(around.ask),
+            f"{self._tag}{around.ask.lease}.{reservation}/{name}",
+        )
+        made.append(held)
+        await self._make(held, around.demand.yield_to, held.hosts)
+        group = await self._make(held, make_group, held)
+        await self._granted(group)
+        for index, host in enumerate(held.hosts):
+            actor = await self._make(held, make_actor, around.ask, held, group, index)
+            held.links[host] = HostLink(host, name, actor, around)
+        async with asyncio.timeout(START_S):
+            await asyncio.gather(*(link.connect(around.ask, around.whoami()) for link in held.links.values()))
+
+    async def _make(self, held: Held, work: Callable[..., Given], *args: Any) -> Given:
+        held.making = making = self._around.off_loop(work, *args)
+        # The thread goes on when nobody waits any more; what it makes is then given back with the rest.
+        return await asyncio.shield(making)
+
+    async def _granted(self, group: PlacementGroup) -> None:
+        while not await self._around.off_loop(group.wait, 0.5):
+            records = await self._around.off_loop(cluster.groups, self._tag)
+            if group.id.hex() not in records:
+                raise NoSuchSliceError("the placement group was removed")
+
+    # ------------------------------------------------------------------ giving back
+
+    def give_back(self, slices: list[Held]) -> asyncio.Task[None]:
+        """End what runs there, and let go of it. That is tried until it is done."""
+        for held in slices:
+            for link in held.links.values():
+                self._around.unlink(link)
+        return self._later(_all(self._end(held) for held in slices))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
+
+    async def _end(self, held: Held) -> None:
+        """End what runs in a slice, then give it back. What doesn't answer is ended by Ray."""
+        if held.making is not None:
+            await asyncio.wait({held.making})
+            if not held.making.cancelled():
+                held.making.exception()  # told already, if anybody still wanted to know
+        ends = [link.actor.end.remote(self._around.ask.lease) for link in held.links.values()]
+        if ends:
+            try:
+                async with asyncio.timeout(END_S):
+                    refused = False in await asyncio.gather(*map(_is_done, ends))
+            except TimeoutError:
+                refused = False  # removing the group kills its actors, and that their agents
+            if refused:
+                return  # another driver has it now
+        held.links.clear()
+        await self._remove(held.tag)
+
+    async def _remove(self, tag: str) -> None:
+        """By name: also what was made by a call that didn't return."""
+        pause = 0.1
+        while True:
+            try:
+                await self._around.off_loop(cluster.remove_named, tag)
+                return
+            except Exception as error:  # Ray's control store is away, in one of the many ways it can be
+                if pause == 0.1:
+                    self._around.sink.on_trouble(f"a reservation can't be given back yet ({describe(error)})")
+            await asyncio.sleep(pause)
+            pause = min(_SLOWEST_S, pause * 2)
+
+
+def per_worker(ask: Ask) -> dict[str, float]:
+    return {name: amount for name, amount in ask.wanted.per_worker.items() if amount > 0}
+
+
+def _reason(errors: ExceptionGroup) -> str:
+    """The first error, in one line; what nobody expects goes to the log with its traceback."""
+    first: Exception = errors
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, NoSuchSliceError):
+        return str(first)
+    if not isinstance(first, RayError | TimeoutError):
+        logger.warning("reserving failed with an error that is not Ray's", exc_info=first)
+    return describe(first)
+
+
+async def _all(work: Any) -> None:
+    await asyncio.gather(*work)
+
+
+async def _is_done(ref: Awaitable[Any]) -> bool:
+    try:
+        return bool(await ref)
+    except RayError:
+        return True  # it is gone already, and that is all that was wanted

@@ -1,0 +1,47 @@
+"""How a slice is reserved: one placement group with a bundle on each of its nodes, and an actor in each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from everstep.engine.base import Ask
+from everstep.engine.ray import cluster
+from everstep.engine.ray.actor import HostActor
+from everstep.engine.ray.held import Held
+
+
+def make_group(held: Held) -> PlacementGroup:
+    return placement_group(
+        [held.holds(host) for host in held.hosts],
+        strategy="STRICT_SPREAD",
+        name=held.tag,
+        lifetime="detached",
+        bundle_label_selector=[{cluster.NODE_ID: host} for host in held.hosts],
+    )
+
+
+def make_actor(ask: Ask, held: Held, group: PlacementGroup, index: int) -> Any:
+    host = held.hosts[index]
+    holds = held.holds(host)
+    mine = cluster.tag_of(f"{ask.run} {host}").split("/")[1]
+    options: dict[str, Any] = {
+        "num_cpus": holds.pop("CPU", 0),
+        "num_gpus": holds.pop("GPU", 0),
+        "memory": holds.pop("memory", None),
+        "resources": holds,
+    }
+    if ask.runtime_env:
+        options["runtime_env"] = dict(ask.runtime_env)
+    attempt = cluster.tag_of(f"{held.tag} {host}").split("/")[1]
+    remote: Any = HostActor
+    return remote.options(
+        name=f"{held.tag}/{host}",
+        namespace=cluster.NAMESPACE,
+        lifetime="detached",
+        max_restarts=0,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+        **options,
+    ).remote(host, f"y{attempt}", f"y{mine}.lock")

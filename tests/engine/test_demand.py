@@ -1,0 +1,122 @@
+"""What a run asks of Ray's autoscaler, put before the autoscaler's own scheduler, unmodified."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler.v2.event_logger import AutoscalerEventLogger
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import GangResourceRequest
+from ray.core.generated.common_pb2 import LabelSelectorOperator
+
+from everstep import Deadlines, ScalingConfig
+from everstep.engine.base import Ask
+from everstep.engine.ray.cluster import Node
+from everstep.engine.ray.demand import Demand
+
+V6E = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+    "cloud.google.com/gke-tpu-topology": "4x4",
+}
+ON_TPU = ScalingConfig(use_tpu=True, topology="4x4", accelerator_type="TPU-V6E", num_workers=(4, 8))
+ON_GPU = ScalingConfig(use_gpu=True, accelerator_type="H100", num_workers=(1, 2))
+
+
+def group(name: str, hosts: int, limits: dict[str, Any], selector: Any = None, **more: Any) -> dict[str, Any]:
+    container = {"name": "ray", "image": "ray", "resources": {"limits": {"cpu": "8", **limits}}}
+    template = {"spec": {"nodeSelector": selector or {}, "containers": [container]}}
+    counts = {"replicas": 0, "minReplicas": 0, "maxReplicas": 4, "numOfHosts": hosts}
+    return {"groupName": name, "rayStartParams": {}, "template": template, **counts, **more}
+
+
+def tpus(name: str = "tpu", **more: Any) -> dict[str, Any]:
+    return group(name, 4, {"google.com/tpu": "4"}, V6E, **more)
+
+
+def gpus(name: str = "gpu", **more: Any) -> dict[str, Any]:
+    return group(name, 1, {"nvidia.com/gpu": "1"}, **more)
+
+
+def node_types(*groups: dict[str, Any]) -> Any:
+    head = {"rayStartParams": {"num-cpus": "0"}, "template": group("head", 1, {})["template"]}
+    cluster = {
+        "metadata": {"name": "demo", "namespace": "default"},
+        "spec": {"headGroupSpec": head, "workerGroupSpecs": list(groups)},
+    }
+    return AutoscalingConfig(_derive_autoscaling_config_from_ray_cr(cluster))
+
+
+def selector(labels: dict[str, str]) -> list[tuple[str, int, list[str]]]:
+    """As Ray's control store tells the autoscaler of it."""
+    found = []
+    for key, rule in labels.items():
+        excluded = rule.startswith("!")
+        rule = rule.removeprefix("!")
+        values = rule[3:-1].split(",") if rule.startswith("in(") else [rule]
+        operator = "LABEL_OPERATOR_NOT_IN" if excluded else "LABEL_OPERATOR_IN"
+        found.append((key, LabelSelectorOperator.Value(operator), values))
+    return found
+
+
+def launched(scaling: ScalingConfig, times: int, *groups: dict[str, Any]) -> dict[str, int]:
+    """What the autoscaler starts for so many pending placement groups, in a cluster of a head alone."""
+    ask = Ask("run", 1, {}, 0, scaling.max_workers, Deadlines(), scaling.wanted)
+    head = Node("f" * 56, "10.0.0.1", True, {}, {"CPU": 8.0})
+    bundles, labels = Demand("everstep/x/", ask).wish([head])
+    apart = ResourceRequestUtil.PlacementConstraintType.ANTI_AFFINITY
+    gangs = []
+    for _ in range(times):
+        mark = uuid.uuid4().hex
+        constraints = [(apart, mark, "")] if len(bundles) > 1 else []
+        wants = [ResourceRequestUtil.make(b, constraints, [selector(labels)]) for b in bundles]
+        gangs.append(GangResourceRequest(requests=wants))
+    config = node_types(*groups)
+    reply = ResourceDemandScheduler(AutoscalerEventLogger(_Silent())).schedule(
+        SchedulingRequest(
+            disable_launch_config_check=True,
+            node_type_configs=config.get_node_type_configs(),
+            max_num_nodes=config.get_max_num_nodes(),
+            gang_resource_requests=gangs,
+        )
+    )
+    return {start.instance_type: start.count for start in reply.to_launch}
+
+
+class _Silent:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_two_slices_are_started_where_nothing_but_resources_is_known_of_them() -> None:
+    assert launched(ON_TPU, 2, tpus()) == {"tpu": 8}
+
+
+def test_a_group_that_is_labelled_as_something_else_is_not_started() -> None:
+    right = {"ray.io/tpu-topology": "4x4", "ray.io/accelerator-type": "TPU-V6E"}
+    assert launched(ON_TPU, 2, tpus(labels=right)) == {"tpu": 8}
+    for wrong in (
+        {"ray.io/tpu-topology": "2x8"},
+        {"ray.io/accelerator-type": "TPU-V5LITEPOD"},
+        {"ray.io/accelerator-type": "TPU-V4", "ray.io/tpu-topology": "4x4"},
+    ):
+        assert launched(ON_TPU, 2, tpus("other", labels=wrong)) == {}
+        assert launched(ON_TPU, 1, tpus("other", labels=wrong), tpus(labels=right)) == {"tpu": 4}
+
+
+def test_an_accelerator_that_is_no_tpu_is_started_with_and_without_labels() -> None:
+    assert launched(ON_GPU, 2, gpus()) == {"gpu": 2}
+    assert launched(ON_GPU, 1, gpus(labels={"ray.io/accelerator-type": "H100"})) == {"gpu": 1}
+    assert launched(ON_GPU, 1, gpus(labels={"ray.io/accelerator-type": "A100"})) == {}
+    assert launched(ON_GPU, 1, tpus()) == {}, "TPUs are no GPUs"
+
+
+@pytest.mark.parametrize("zone", ["a", "b"])
+def test_labels_that_the_user_asks_for_must_be_there(zone: str) -> None:
+    scaling = ScalingConfig(num_workers=1, label_selector={"zone": "a"})
+    there = launched(scaling, 1, gpus(labels={"zone": zone}))
+    assert there == ({"gpu": 1} if zone == "a" else {})

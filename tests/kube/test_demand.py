@@ -1,0 +1,130 @@
+"""A run's demand, Ray's unmodified autoscaler, our operator, a kubelet, real Ray nodes: the run grows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.ray.cluster import notes_in
+from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
+from kube.live import Namespace, operating
+
+pytestmark = [pytest.mark.timeout(900)]
+
+_TRAIN = """
+import json, sys
+import ray, everstep as train
+from everstep import FailureConfig, RunConfig, ScalingConfig, Trainer
+from e2e.training import elastic_steps
+
+address, folder, scaling = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+scaling["num_workers"] = tuple(scaling["num_workers"])
+ray.init(address=address, _node_ip_address=address.partition(":")[0], log_to_driver=False)
+Trainer(
+    elastic_steps,
+    train_loop_config={"notes": folder + "/notes", "until": folder + "/until"},
+    scaling_config=ScalingConfig(elastic_resize_monitor_interval_s=1, **scaling),
+    run_config=RunConfig(
+        name="run", storage_path=folder + "/runs", failure_config=FailureConfig(max_failures=-1)
+    ),
+    engine="ray",
+).fit()
+"""
+
+TPU = {
+    "cloud.google.com/gke-tpu-topology": "2x4",
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+}
+
+
+@contextlib.contextmanager
+def training(address: str, folder: Path, home: Path, **scaling: Any) -> Iterator[subprocess.Popen[bytes]]:
+    (folder / "notes").mkdir()
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "HOME": str(home)}
+    environment.pop("RAY_ADDRESS", None)
+    with (folder / "train.log").open("wb") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", _TRAIN, address, str(folder), json.dumps(scaling)],
+            stdout=log, stderr=log, env=environment,
+        )  # fmt: skip
+    try:
+        yield driver
+    finally:
+        driver.terminate()
+        driver.wait()
+
+
+def world(folder: Path) -> int:
+    """How many workers train in the newest attempt, once all of them have stepped."""
+    notes = notes_in(folder)
+    newest = max((note["epoch"] for note in notes), default=0)
+    stepped = {n["rank"]: n["world"] for n in notes if n["epoch"] == newest and not n.get("restored")}
+    worlds = set(stepped.values())
+    return len(stepped) if worlds == {len(stepped)} else 0
+
+
+def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost(
+    server: ApiServer, tmp_path: Path, short_folder: str
+) -> None:
+    space = Namespace(server)
+    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
+    tpus = ray_group("tpu", 0, 2, TPU, resources={"CPU": "1", "TPU": "4"})
+    others = ray_group(
+        "other", 0, 4, {**TPU, "cloud.google.com/gke-tpu-topology": "4x4"}, resources={"CPU": "1", "TPU": "4"}
+    )
+    wants = {
+        "use_tpu": True, "topology": "2x4", "accelerator_type": "TPU-V6E", "num_workers": [2, 4],
+        "resources_per_worker": {"TPU": 4},
+    }  # fmt: skip
+    with (
+        operating(server, tmp_path, "--namespace", space.name),
+        ProcessKubelet(server, [f"node-{n}" for n in range(12)], space.name) as kubelet,
+    ):
+        space.apply(ray_cluster(short_folder, others, tpus, enableInTreeAutoscaling=True))
+        see(lambda: space.condition("HeadPodReady").get("status") == "True", "the head")
+        [head] = space.pods()
+        port = space.cluster()["spec"]["headGroupSpec"]["rayStartParams"]["port"]
+        with training(f"{head['status']['podIP']}:{port}", tmp_path, kubelet.logs, **wants) as driver:
+            see(lambda: world(tmp_path) == 4, "training on two slices, where there were none")
+            assert space.places("tpu") == [(0, 0), (0, 1), (1, 0), (1, 1)], "as many as were asked for"
+            assert space.places("other") == [], "of another topology"
+            lost = space.uids(index=1)
+            kubelet.fail(space.workers(index=1)[0]["metadata"]["name"])
+            see(lambda: world(tmp_path) == 2, "training on the slice that is left")
+            see(lambda: world(tmp_path) == 4, "training on two slices again")
+            assert not lost & space.uids()
+            (tmp_path / "until").touch()
+            assert driver.wait(120) == 0, (tmp_path / "train.log").read_text()[-3000:]
+
+
+def test_hosts_with_an_accelerator_that_is_no_tpu_come_without_any_label(
+    server: ApiServer, tmp_path: Path, short_folder: str
+) -> None:
+    space = Namespace(server)
+    see = partial(space.see, timeout_s=300.0)
+    # As Ray finds it out on a host that has one; before there is such a host, nobody knows.
+    has = '"{\\"accelerator_type:H100\\": 1}"'
+    gpus = ray_group("gpu", 0, 1, rayStartParams={"num-cpus": "1", "num-gpus": "1", "resources": has})
+    wants = {"use_gpu": True, "accelerator_type": "H100", "num_workers": [1, 2]}
+    with (
+        operating(server, tmp_path, "--namespace", space.name),
+        ProcessKubelet(server, namespace=space.name) as kubelet,
+    ):
+        space.apply(ray_cluster(short_folder, gpus, enableInTreeAutoscaling=True))
+        see(lambda: space.condition("HeadPodReady").get("status") == "True", "the head")
+        [head] = space.pods()
+        port = space.cluster()["spec"]["headGroupSpec"]["rayStartParams"]["port"]
+        with training(f"{head['status']['podIP']}:{port}", tmp_path, kubelet.logs, **wants) as driver:
+            see(lambda: world(tmp_path) == 2, "training on two hosts, where there was none")
+            assert len(space.places()) == 2
+            (tmp_path / "until").touch()
+            assert driver.wait(120) == 0, (tmp_path / "train.log").read_text()[-3000:]
