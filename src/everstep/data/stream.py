@@ -200,6 +200,8 @@ class Stream:
 
     def load(self, plan: MicroPlan) -> Any:
         """A micro-batch, loaded here, with the generators of random numbers seeded for it."""
+        if isinstance(self.source, int):  # nothing is loaded, and nothing can be random in it
+            return collated(list(plan.ids), plan.ids, self._collate)
         with seeded(plan.seed):
             samples = samples_of(self.source, plan.ids) if plan.samples is None else list(plan.samples)
             return collated(samples, plan.ids, self._collate)
