@@ -36,8 +36,10 @@ class Loader:
                 )
         self._stream = stream
         self._dataset = _checked(stream, dataset)
-        self._options = options
         self._collate: Collate = options.pop("collate_fn", None) or default_collate
+        # A loader draws a seed when it starts. Not from the training loop's generator: that would then depend
+        # on how often the run was restarted.
+        self._options = {"generator": torch.Generator(), **options}
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -111,8 +113,13 @@ class _Delivery:
     def micros(self, plan: StepPlan) -> Iterator[Micro]:
         for at, micro in enumerate(plan.micros):
             batch = self._first if at == 0 else self._next()
+            self._first = None
             if isinstance(batch, SampleError):
-                raise batch
+                try:
+                    raise batch
+                finally:
+                    # Else the error and this frame keep each other, and with them the loader's processes.
+                    del batch
             yield Micro(micro, batch, torch.tensor(weights_of(micro), dtype=torch.get_default_dtype()))
 
     def _next(self) -> Any:
