@@ -23,6 +23,15 @@ BATCH = {"global_batch": 24, "micro_batch": 2, "seed": 1, "epochs": None}
 STEPS = 12
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """So small a model only waits for more of them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Text:
     """Sequences with a rule in them, so that there is something to learn."""
 
@@ -88,7 +97,7 @@ class Training:
             if len(self.losses) == steps:
                 return
 
-    def killed(self, steps_lost: int = 0) -> None:
+    def killed(self) -> None:
         """What isn't in the saved state is gone."""
         self.model.load_state_dict(self.saved["model"])
         self.optimizer.load_state_dict(self.saved["optimizer"])

@@ -53,11 +53,11 @@ class GlobalArrays:
         return map(self._micro, plan.micros)
 
     def _micro(self, plan: MicroPlan) -> Micro:
-        batch = self._stream.load(plan)
-        weights = numpy.asarray(
-            weights_of(plan, 1 / jax.process_count()), jax.dtypes.canonicalize_dtype(numpy.float64)
-        )
-        return Micro(plan, jax.tree.map(self._global, batch), self._global(weights))
+        return Micro(plan, jax.tree.map(self._global, self._stream.load(plan)), self._weights)
+
+    def _weights(self, plan: MicroPlan) -> Any:
+        weights = weights_of(plan, 1 / jax.process_count())
+        return self._global(numpy.asarray(weights, jax.dtypes.canonicalize_dtype(numpy.float64)))
 
     def _global(self, local: Any) -> Any:
         return jax.make_array_from_process_local_data(self._sharding, numpy.asarray(local))

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.data.batch import Cut, deal, micro_batches_in
+from everstep.data.batch import Cut, micro_batches_in
 from everstep.data.errors import DataError, ResumeRefusedError
 from everstep.data.order import Permutation
-from everstep.data.plan import Batching, MicroPlan, Place, Rank, StepPlan
+from everstep.data.plan import Batching, MicroPlan, Place, Rank, StepPlan, dealt
 from everstep.data.sequence import Reader, Shards
 from everstep.errors import ConfigError
 
@@ -154,7 +154,7 @@ class SequencedFeed:
                 place.sample + samples,
                 {number: lane.state() for number, lane in lanes.items()},
             )
-            cuts = _deal(samples, rank, batching)
+            cuts = dealt(samples, rank, batching)
             micros = [
                 self._micro(cut, place.sample, drawn, rank.world_size / samples, at == len(cuts))
                 for at, cut in enumerate(cuts, 1)
@@ -163,7 +163,7 @@ class SequencedFeed:
             place = end
 
     def _read_by(self, rank: Rank, batching: Batching) -> set[int]:
-        cuts = _deal(batching.global_batch, rank, batching)
+        cuts = dealt(batching.global_batch, rank, batching)
         micros = {offset // batching.micro_batch for cut in cuts for offset in cut.offsets}
         return {micro % self._how.lanes for micro in micros}
 
@@ -210,12 +210,6 @@ class SequencedFeed:
             last=last,
             samples=[drawn[offset][1] for offset in cut.offsets],
         )
-
-
-def _deal(samples: int, rank: Rank, batching: Batching) -> list[Cut]:
-    return deal(
-        samples, batching.global_batch, batching.micro_batch, rank.rank, rank.world_size, batching.even
-    )
 
 
 def refuse_large_states(lanes: dict[int, Any]) -> None:

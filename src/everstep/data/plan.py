@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Protocol
 
-from everstep.data.batch import deal
+from everstep.data.batch import Cut, deal
 from everstep.data.order import InOrder, Permutation, folded
+
+_TOGETHER = 2048
+"""Samples whose order is computed at once."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class IndexedFeed:
         self.seed = seed
         self.shuffle = shuffle
         self.total = None if epochs is None else epochs * length
-        self._order = lru_cache(maxsize=2)(self._order_of)
+        self._order = lru_cache(maxsize=4)(self._order_of)
 
     def steps(self, batching: Batching) -> int | None:
         """How many steps the whole stream has."""
@@ -95,11 +99,24 @@ class IndexedFeed:
         return whole + (1 if rest and not batching.drop_last else 0)
 
     def plans(self, start: Place, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
-        place = start
+        """Several steps are planned at a time, a few first and then more: the order of many samples takes
+        hardly longer than that of one.
+        """
+        place, together = start, 1
+        while True:
+            steps = list(islice(self._sizes(place, batching), together))
+            if not steps:
+                return
+            yield from self._planned(steps, rank, batching)
+            place = steps[-1][1]
+            share = 1 + batching.global_batch // rank.world_size
+            together = min(2 * together, max(1, _TOGETHER // share))
+
+    def _sizes(self, place: Place, batching: Batching) -> Iterator[tuple[Place, Place]]:
+        """The place before and after each step."""
         while samples := self._samples_at(place.sample, batching):
             end = Place(place.step + 1, place.sample + samples)
-            micros = self._micros(place.sample, samples, rank, batching)
-            yield StepPlan(place.step, place.sample // self.length, samples, micros, end)
+            yield place, end
             place = end
 
     def _samples_at(self, first: int, batching: Batching) -> int:
@@ -108,26 +125,46 @@ class IndexedFeed:
             return 0
         return max(0, min(left, batching.global_batch))
 
-    def _micros(self, first: int, samples: int, rank: Rank, batching: Batching) -> list[MicroPlan]:
-        cuts = deal(
-            samples, batching.global_batch, batching.micro_batch, rank.rank, rank.world_size, batching.even
-        )
-        places = [first + offset for cut in cuts for offset in cut.offsets]
-        ids, epochs = self._ids(places), [place // self.length for place in places]
-        micros, at = [], 0
-        for number, cut in enumerate(cuts, 1):
-            end = at + len(cut.offsets)
-            weight = rank.world_size / samples
-            last = number == len(cuts)
-            micros.append(MicroPlan(ids[at:end], epochs[at:end], cut.real, weight, self.seed, last))
-            at = end
-        return micros
+    def _planned(
+        self, steps: list[tuple[Place, Place]], rank: Rank, batching: Batching
+    ) -> Iterator[StepPlan]:
+        shares = [dealt(end.sample - place.sample, rank, batching) for place, end in steps]
+        places = [
+            place.sample + offset
+            for (place, _), cuts in zip(steps, shares, strict=True)
+            for cut in cuts
+            for offset in cut.offsets
+        ]
+        epochs = [place // self.length for place in places]
+        ids = self._ids(places, epochs)
+        at = 0
+        for (place, end), cuts in zip(steps, shares, strict=True):
+            samples, micros = end.sample - place.sample, []
+            for number, cut in enumerate(cuts, 1):
+                part = slice(at, at := at + len(cut.offsets))
+                weight, last = rank.world_size / samples, number == len(cuts)
+                micros.append(MicroPlan(ids[part], epochs[part], cut.real, weight, self.seed, last))
+            yield StepPlan(place.step, place.sample // self.length, samples, micros, end)
 
-    def _ids(self, places: list[int]) -> list[int]:
-        epoch, last = min(places) // self.length, max(places) // self.length
-        if epoch == last:  # all but always: one call for all of them
-            return self._order(epoch).take([place - epoch * self.length for place in places])
-        return [self._order(place // self.length).take([place % self.length])[0] for place in places]
+    def _ids(self, places: list[int], epochs: list[int]) -> list[int]:
+        first, last = min(epochs), max(epochs)
+        if first == last:
+            return self._order(first).take([place - first * self.length for place in places])
+        ids = [0] * len(places)
+        for epoch in range(first, last + 1):
+            mine = [at for at, of in enumerate(epochs) if of == epoch]
+            taken = self._order(epoch).take([places[at] - epoch * self.length for at in mine])
+            for at, number in zip(mine, taken, strict=True):
+                ids[at] = number
+        return ids
 
     def _order_of(self, epoch: int) -> Permutation | InOrder:
         return Permutation(self.length, self.seed, epoch) if self.shuffle else InOrder(self.length)
+
+
+@lru_cache(maxsize=8)
+def dealt(samples: int, rank: Rank, batching: Batching) -> list[Cut]:
+    """A rank's share of a step. All but the last step have the same."""
+    return deal(
+        samples, batching.global_batch, batching.micro_batch, rank.rank, rank.world_size, batching.even
+    )

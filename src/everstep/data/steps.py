@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 from everstep.data.errors import DataError
@@ -17,19 +18,24 @@ class Micro:
 
     Attributes:
         batch: The samples, as ``collate_fn`` put them together.
-        weights: What each sample's loss counts in the average over ranks, 0 for padding. Always right:
-            ``(losses * micro.weights).sum().backward()``.
         seed: For whatever should be random. Folded from the seed of the stream, the pass and the number of
             the first sample, so it is the same whichever rank computes it.
         last: Whether it is the rank's last one of the step, after which gradients are averaged.
     """
 
-    def __init__(self, plan: MicroPlan, batch: Any, weights: Any = None) -> None:
+    def __init__(self, plan: MicroPlan, batch: Any, weigh: Callable[[MicroPlan], Any] | None = None) -> None:
         self._plan = plan
+        self._weigh = weigh or weights_of
         self.batch = batch
-        self.weights = weights_of(plan) if weights is None else weights
         self.seed = plan.seed
         self.last = plan.last
+
+    @cached_property
+    def weights(self) -> Any:
+        """What each sample's loss counts in the average over ranks, 0 for padding. Right for every
+        micro-batch: ``(losses * micro.weights).sum().backward()``.
+        """
+        return self._weigh(self._plan)
 
     @property
     def ids(self) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from everstep.data.errors import LoaderDiedError, SampleError
-from everstep.data.plan import StepPlan
+from everstep.data.plan import MicroPlan, StepPlan
 from everstep.data.randomness import seed_generators, seeded
 from everstep.data.sequence import Shards
 from everstep.data.sources import Collate, collated, length_of, samples_of
@@ -120,7 +120,7 @@ class _Delivery:
                 finally:
                     # Else the error and this frame keep each other, and with them the loader's processes.
                     del batch
-            yield Micro(micro, batch, torch.tensor(weights_of(micro), dtype=torch.get_default_dtype()))
+            yield Micro(micro, batch, _weights)
 
     def _next(self) -> Any:
         self._left -= 1
@@ -137,6 +137,10 @@ class _Delivery:
                 "Often it is out of memory: fewer num_workers or a smaller prefetch_factor need less. The "
                 "place in the stream hasn't moved; a restart does the step again.",
             ) from error
+
+
+def _weights(plan: MicroPlan) -> torch.Tensor:
+    return torch.tensor(weights_of(plan), dtype=torch.get_default_dtype())
 
 
 class _Samples:
