@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bench import checkpoints, imports, ray_recovery, recovery, replica_groups, reports, start
+from bench import checkpoints, data, imports, ray_recovery, recovery, replica_groups, reports, start
 from bench.figures import Outcome, as_json, as_markdown, show, this_machine, write_into
 from bench.options import Options
 
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "replica_groups": replica_groups,
     "reports": reports,
     "checkpoints": checkpoints,
+    "data": data,
 }
 
 

@@ -49,6 +49,8 @@ class Row:
     peer: Sample | None = None
     side: str = "Everstep"
     """Whose the first sample is, where it isn't Everstep's."""
+    against: str = "Ray Train"
+    """Whose the second is."""
 
     @property
     def ratio(self) -> float | None:
@@ -59,7 +61,7 @@ class Row:
         return ours / theirs if self.unit == "/s" else theirs / ours
 
     def sides(self) -> list[tuple[str, Sample]]:
-        return [(n, s) for n, s in ((self.side, self.everstep), ("Ray Train", self.peer)) if s is not None]
+        return [(n, s) for n, s in ((self.side, self.everstep), (self.against, self.peer)) if s is not None]
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def as_json(machine: Machine, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                     {
                         "what": row.what,
                         "side": row.side,
+                        "against": row.against,
                         "unit": "/s" if row.unit == "/s" else "s",
                         "everstep": sample(row.everstep),
                         "peer": sample(row.peer),

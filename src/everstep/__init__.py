@@ -132,7 +132,7 @@ _HOMES = {
     "trainer": ("Trainer",),
 }
 _HOME_OF = {name: f"everstep.{module}" for module, names in _HOMES.items() for name in names}
-_MODULES = frozenset({"collective", "jax", "testing", "torch"})
+_MODULES = frozenset({"collective", "data", "jax", "testing", "torch"})
 
 __all__ = ["__version__", "collective", *_HOME_OF]
 

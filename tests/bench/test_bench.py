@@ -47,6 +47,11 @@ def test_reports_are_all_in_the_result(tmp_path: Path) -> None:
     figures_of("reports", tmp_path / "figures.json", "--rounds", "1", "--reports", "500")
 
 
+def test_data_is_loaded_beside_a_plain_loader(tmp_path: Path) -> None:
+    found = figures_of("data", tmp_path / "figures.json", "--rounds", "1")
+    assert {row["against"] for row in found["rows"]} == {"DataLoader", "Ray Train"}
+
+
 def test_imports_are_timed_in_fresh_processes(tmp_path: Path) -> None:
     figures_of("imports", tmp_path / "figures.json", "--rounds", "2")
 

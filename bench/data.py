@@ -1,0 +1,144 @@
+"""A stream's loader beside a plain ``DataLoader`` over the same data set, with as many processes: samples a
+second, and how long the first batch takes after a restart far out in a large data set.
+
+Both sides take turns in this process. What a sample costs is arithmetic on arrays, as decoding is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench.figures import Outcome, Row, Sample
+from bench.options import Options
+
+TITLE = "samples through a torch DataLoader, with and without a Stream"
+ROUNDS, PEER_ROUNDS = 9, 9
+
+PEER = "DataLoader"
+_MICRO, _GLOBAL, _PROCESSES = 32, 128, 2
+_SAMPLES = 8_192
+_LARGE, _FAR = 20_000_000, 1_000_000_000
+
+
+class Pictures:
+    """Small pictures that take a while to make: ``work`` passes over 3 × 64 × 64 numbers."""
+
+    def __init__(self, length: int, work: int) -> None:
+        self.length, self.work = length, work
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        import numpy
+
+        picture = numpy.full((3, 64, 64), index % 251, dtype=numpy.float32)
+        for _ in range(self.work):
+            picture = picture * 1.0001 + 0.5
+        return picture, index
+
+
+def measure(options: Options) -> Outcome:
+    cheap = Pictures(_SAMPLES, work=1)
+    dear = Pictures(_SAMPLES, work=12)
+    rows = [
+        _both(f"cheap samples, {_PROCESSES} processes", "/s", options, _ours(cheap), _theirs(cheap)),
+        _both(f"dearer samples, {_PROCESSES} processes", "/s", options, _ours(dear), _theirs(dear)),
+        _both(
+            f"first batch after a restart, {_LARGE:,} samples",
+            "ms",
+            options,
+            lambda: _first_batch(_resumed(_LARGE, _LARGE // 2).loader(num_workers=_PROCESSES)),
+            lambda: _first_batch(_plain(Pictures(_LARGE, 1))),
+        ),
+        Row(
+            f"load_state_dict at sample {_FAR:,}, to the first step's samples",
+            "ms",
+            Sample(
+                tuple(_timed(lambda: next(iter(_resumed(3 * _FAR, _FAR)))) for _ in range(options.rounds))
+            ),
+        ),
+    ]
+    notes = (
+        f"micro-batches of {_MICRO}, steps of {_GLOBAL}; prefetch_factor and all else by default. Everstep "
+        "seeds the generators of random numbers for each micro-batch, DataLoader once in each process",
+        "first batch: the plain loader shuffles, and begins at the beginning; getting it to the place where "
+        "the run stopped would come on top",
+    )
+    return Outcome("data", TITLE, tuple(rows), notes)
+
+
+def _both(
+    what: str, unit: Any, options: Options, ours: Callable[[], float], theirs: Callable[[], float]
+) -> Row:
+    sides: list[tuple[Callable[[], float], int, list[float]]] = [
+        (ours, options.rounds, []),
+        (theirs, options.peer_rounds, []),
+    ]
+    for at in range(max(options.rounds, options.peer_rounds)):
+        # Who begins changes: what another process of the machine does hits both alike.
+        for measured, rounds, found in sides if at % 2 == 0 else reversed(sides):
+            if at < rounds:
+                found.append(measured())
+    options.say(f"data: {what}: done")
+    found, peer = (Sample(tuple(values)) if values else None for _, _, values in sides)
+    return Row(what, unit, found, peer, against=PEER)
+
+
+def _ours(dataset: Pictures) -> Callable[[], float]:
+    def rate() -> float:
+        from everstep.data import Stream
+
+        stream = Stream(dataset, global_batch=_GLOBAL, micro_batch=_MICRO, epochs=None, rank=0, world_size=1)
+        steps = iter(stream.loader(num_workers=_PROCESSES))
+        return _rate(micro.batch for step in steps for micro in step)
+
+    return rate
+
+
+def _theirs(dataset: Pictures) -> Callable[[], float]:
+    return lambda: _rate(iter(_plain(dataset)))
+
+
+def _plain(dataset: Pictures) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, batch_size=_MICRO, shuffle=True, num_workers=_PROCESSES)  # type: ignore[var-annotated]
+
+
+def _rate(batches: Iterator[Any]) -> float:
+    """Samples a second after the first batches, which wait for processes to start."""
+    for _ in range(2 * _PROCESSES):
+        next(batches)
+    began = time.perf_counter()
+    count = _SAMPLES // _MICRO - 2 * _PROCESSES
+    for _ in range(count):
+        next(batches)
+    return count * _MICRO / (time.perf_counter() - began)
+
+
+def _first_batch(loader: Any) -> float:
+    def first() -> None:
+        batch = next(iter(loader))
+        if hasattr(batch, "finish"):
+            next(iter(batch))
+
+    return _timed(first)
+
+
+def _resumed(length: int, sample: int) -> Any:
+    from everstep.data import Stream
+
+    options: dict[str, Any] = {"global_batch": _GLOBAL, "micro_batch": _MICRO, "rank": 0, "world_size": 1}
+    source = length if length > _LARGE else Pictures(length, 1)
+    stream = Stream(source, **options)
+    stream.load_state_dict({**stream.state_dict(), "step": sample // _GLOBAL, "sample": sample})
+    return stream
+
+
+def _timed(what: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    what()
+    return time.perf_counter() - began

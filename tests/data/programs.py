@@ -1,0 +1,134 @@
+"""Programs that tests run on several ranks, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+NUMBERS = [float(number * number % 37) for number in range(50)]
+BATCH = {"global_batch": 20, "micro_batch": 4, "seed": 2, "epochs": 2}
+
+
+def run(name: str, world_size: int, **environment: str) -> list[Any]:
+    """What each rank of a program found."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "data.programs", name, str(rank), str(world_size), folder],
+                env={**os.environ, **environment},
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            assert [rank.wait(timeout=250) for rank in ranks] == [0] * world_size
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        return [json.loads(Path(folder, f"found-{rank}").read_text()) for rank in range(world_size)]
+
+
+def gradients_of_torch(rank: int, world_size: int, meeting: str) -> list[list[float]]:
+    """The gradient of each step, which for the mean of a step's numbers times a weight is that mean.
+
+    With DDP where ranks have different numbers of micro-batches, with DDP where one has none of its own, and
+    with FSDP2, whose forward is a collective, so that ranks must have equally many.
+    """
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
+    )
+    replicated = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    sharded = fully_shard(torch.nn.Linear(1, 1, bias=False))
+    place = {"rank": rank, "world_size": world_size}
+    found = [
+        _gradients(replicated, **BATCH, **place),
+        _gradients(replicated, **{**BATCH, "micro_batch": 10}, **place),
+        _gradients(sharded, **BATCH, **place, even=True),
+    ]
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def _gradients(model: Any, **options: Any) -> list[float]:
+    from everstep.data import Stream
+
+    found = []
+    for step in Stream(NUMBERS, **options).loader():
+        for micro in step:
+            with step.accumulate(model, micro):
+                (model(micro.batch[:, None]).mean() * micro.scale).backward()
+        (gradient,) = (parameter.grad for parameter in model.parameters())
+        found.append(getattr(gradient, "full_tensor", lambda gradient=gradient: gradient)().item())
+        model.zero_grad()
+    return found
+
+
+def gradients_of_jax(rank: int, world_size: int, meeting: str) -> list[Any]:
+    """The same over global arrays: [gradient, how many samples had weight, shapes] of each step."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    if world_size > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(_coordinator(rank, meeting), world_size, rank)
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from everstep.data import Stream
+
+    sharding = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
+
+    @jax.jit
+    def gradient(weight: Any, numbers: Any, weights: Any) -> Any:
+        return jax.grad(lambda weight: (weight * numbers * weights).sum())(weight)
+
+    @jax.jit
+    def counted(weights: Any) -> Any:
+        return (weights > 0).sum()
+
+    found: list[Any] = []
+    stream = Stream(NUMBERS, **BATCH, rank=rank, world_size=world_size)
+    for step in stream.global_arrays(sharding):
+        total, samples, shapes = jnp.zeros(()), 0, []
+        for micro in step:
+            total += gradient(jnp.ones(()), micro.batch, micro.weights)
+            samples += int(counted(micro.weights))
+            shapes.append(micro.batch.shape)
+        found.append([float(total), samples, shapes])
+    assert gradient._cache_size() == 1
+    return found
+
+
+def _coordinator(rank: int, meeting: str) -> str:
+    """An address on loopback that rank 0 chooses."""
+    import socket
+    import time
+
+    path = Path(meeting)
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        path.with_suffix(".new").write_text(address)
+        path.with_suffix(".new").rename(path)
+    while not path.exists():
+        time.sleep(0.01)
+    return path.read_text()
+
+
+if __name__ == "__main__":
+    name, rank, world_size, folder = sys.argv[1:]
+    found = globals()[name](int(rank), int(world_size), f"{folder}/meeting")
+    Path(folder, f"found-{rank}").write_text(json.dumps(found))
