@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.kube import pods
+from everstep.kube import pods, services, sidecar as autoscaler
 from everstep.kube.quantities import number, rounded_up
 from everstep.kube.spec import parse
 from kube.world import group, manifest, template
@@ -42,7 +42,7 @@ def test_a_tpu_host_is_started_with_what_it_has_and_the_labels_of_its_slice() ->
     said = command(worker(tpu_group()))
     assert "--num-cpus=8 " in said
     assert f"--memory={8 << 30} " in said
-    assert "--resources='{\"TPU\": 4}'" in said
+    assert "--resources='{\"TPU\":4}'" in said
     for label in (
         "ray.io/tpu-slice-name=tpu-1",
         "ray.io/tpu-worker-id=2",
@@ -59,7 +59,7 @@ def test_a_tpu_host_is_started_with_what_it_has_and_the_labels_of_its_slice() ->
 def test_what_the_group_says_of_its_resources_wins_over_its_container() -> None:
     said = command(worker(tpu_group(resources={"CPU": "2", "TPU": "8", "special": "1"})))
     assert "--num-cpus=2 " in said
-    assert '--resources=\'{"TPU": 8, "special": 1}\'' in said
+    assert '--resources=\'{"TPU":8,"special":1}\'' in said
 
 
 def test_gpu_hosts_get_a_slice_and_nothing_of_tpus() -> None:
@@ -74,7 +74,9 @@ def test_gpu_hosts_get_a_slice_and_nothing_of_tpus() -> None:
 def test_a_command_of_the_containers_own_comes_first_unless_it_is_to_be_all() -> None:
     made = group()
     made["template"]["spec"]["containers"][0]["args"] = ["echo hello"]
-    assert command(worker(made)).startswith("echo hello && ulimit -n 65536; ray start ")
+    assert command(worker(made)).startswith(
+        "echo hello && ulimit -n ${RAY_START_ULIMIT_OPEN_FILES:-65536}; ray start "
+    )
     raw = manifest(made)
     raw["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] = "true"
     cluster = parse(raw)
@@ -93,7 +95,7 @@ def test_another_port_is_known_to_everybody() -> None:
     assert "svc.cluster.local:7000" in pod["spec"]["initContainers"][-1]["args"][0]
     sidecar = pods.head_pod(cluster, "a-head")["spec"]["containers"][-1]
     assert "--gcs-address $(POD_IP):7000" in sidecar["args"][0]
-    ports = {p["name"]: p["port"] for p in pods.head_service(cluster)["spec"]["ports"]}
+    ports = {p["name"]: p["port"] for p in services.head_service(cluster)["spec"]["ports"]}
     assert ports["gcs-server"] == 7000
 
 
@@ -106,10 +108,10 @@ def test_the_autoscaler_is_the_heads_sidecar_with_an_account_and_few_rights() ->
     sidecar = pod["spec"]["containers"][-1]
     assert sidecar["image"] == "mine"
     assert "ray kuberay-autoscaler" in sidecar["args"][0]
-    account, role, binding = pods.beside_head(cluster)
+    account, role, binding = autoscaler.account(cluster)
     assert (account["kind"], role["kind"], binding["kind"]) == ("ServiceAccount", "Role", "RoleBinding")
     assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch", "patch"}
-    assert pods.beside_head(parse(manifest(group()))) == ()
+    assert autoscaler.account(parse(manifest(group()))) == ()
 
 
 def test_without_the_autoscaler_the_head_is_alone_and_may_restart() -> None:
@@ -124,7 +126,7 @@ def test_the_template_is_never_changed() -> None:
     cluster = parse(raw)
     pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", 0, 0)
     pods.head_pod(cluster, "a-head")
-    pods.head_service(cluster)
+    services.head_service(cluster)
     assert repr(raw) == before
 
 

@@ -27,7 +27,7 @@ def test_a_group_is_made_whole_with_indices_from_zero() -> None:
     assert [(p.index, p.host) for p in world.workers] == [(i, h) for i in range(3) for h in range(4)]
     assert len({p.replica for p in world.workers}) == 3
     assert len({p.name for p in world.pods.values()}) == 13
-    assert world.services == {"demo-head-svc", "demo-headless"}
+    assert set(world.services) == {"demo-head-svc", "demo-headless"}
 
 
 def test_nothing_to_do_is_nothing_done() -> None:
@@ -409,7 +409,7 @@ def test_pods_whose_replica_cant_be_told_go_when_they_are_named_and_when_none_ar
 
 def test_a_service_that_was_refused_is_tried_again_later() -> None:
     world = settled()
-    world.services.discard("demo-head-svc")
+    del world.services["demo-head-svc"]
     world.refusals["demo-head-svc"] = Refusal(
         reason="PodsRefused", message="invalid", attempts=1, at=world.now, generation=1
     )

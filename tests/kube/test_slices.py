@@ -102,9 +102,9 @@ def test_what_the_autoscaler_names_goes_whole_and_replicas_decides_what_comes(
     space.patch_group(replicas=2, scaleStrategy={"workersToDelete": [named]})
     space.see(lambda: space.uids() == kept, "replica 1 to be gone")
     named = space.workers(index=2)[0]["metadata"]["name"]
-    kept = space.uids(index=0)
+    kept, gone = space.uids(index=0), space.uids(index=2)
     space.patch_group(scaleStrategy={"workersToDelete": [named]})
-    space.see(lambda: len(space.uids()) == 8, "one for the one that went")
+    space.see(lambda: space.anew(8, gone), "one for the one that went")
     assert kept < space.uids()
     assert space.cluster()["spec"]["workerGroupSpecs"][0]["replicas"] == 2
 

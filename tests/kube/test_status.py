@@ -13,7 +13,7 @@ from kube.world import World, group, manifest
 def described(world: World, before: dict[str, Any] | None = None) -> dict[str, Any]:
     seen = Observed(
         pods=list(world.pods.values()),
-        services=frozenset(world.services),
+        services=dict(world.services),
         refusals=world.refusals,
         failures=world.failures,
     )

@@ -15,6 +15,13 @@ class CreateService(msgspec.Struct, frozen=True):
     manifest: Manifest
 
 
+class ChangeService(msgspec.Struct, frozen=True):
+    """It is there, and isn't as it should be."""
+
+    name: str
+    change: Manifest
+
+
 class CreateHead(msgspec.Struct, frozen=True):
     manifest: Manifest
     beside: tuple[Manifest, ...]
@@ -67,7 +74,7 @@ class Remember(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Action = CreateService | CreateHead | CreateReplica | DeletePod | LabelPod | Remember | Tell
+Action = CreateService | ChangeService | CreateHead | CreateReplica | DeletePod | LabelPod | Remember | Tell
 
 
 class Plan(msgspec.Struct, frozen=True):

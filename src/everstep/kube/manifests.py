@@ -78,7 +78,7 @@ def _in_namespace() -> list[Manifest]:
             "resources": ["pods"],
             "verbs": ["get", "list", "watch", "create", "patch", "delete"],
         },
-        {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch", "create"]},
+        {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch", "create", "patch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
         # get: whether what is there under their name is of an earlier cluster.
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},

@@ -22,9 +22,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from everstep.kube import names, pods as build
+from everstep.kube import names, pods as build, services, sidecar
 from everstep.kube.actions import (
     Action,
+    ChangeService,
     CreateHead,
     CreateReplica,
     CreateService,
@@ -37,7 +38,7 @@ from everstep.kube.actions import (
 from everstep.kube.replicas import PATIENCE_S, Members, Replica, State, adopted, is_stuck, members
 from everstep.kube.setbacks import Failure, Failures, Refusal, remembered
 from everstep.kube.spec import Cluster, GroupSpec
-from everstep.kube.view import PodView
+from everstep.kube.view import PodView, ServiceView
 
 A_ROUND = 50
 """Replicas of a group that are made until it is looked again: what should be may have changed meanwhile."""
@@ -45,7 +46,8 @@ A_ROUND = 50
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     pods: Sequence[PodView]
-    services: frozenset[str] = frozenset()
+    services: Mapping[str, ServiceView] = {}
+    """By name."""
     refusals: Mapping[str, Refusal] = {}
     """By the name of the group or Service."""
     failures: Failures = {}
@@ -84,13 +86,12 @@ class _Reconciliation:
         return Plan((*actions, *creations), min(later, default=None))
 
     def _services(self) -> Iterator[Action]:
-        wanted = [build.head_service(self.cluster)]
-        if self.cluster.needs_headless_service:
-            wanted.append(build.headless_service(self.cluster))
-        for service in wanted:
+        for service in services.wanted(self.cluster):
             name = service["metadata"]["name"]
-            if name not in self.seen.services and self._may_create(self.seen.refusals.get(name)):
-                yield CreateService(service)
+            there = self.seen.services.get(name)
+            change = services.change(there, service) if there is not None else {}
+            if (there is None or change) and self._may_create(self.seen.refusals.get(name)):
+                yield CreateService(service) if there is None else ChangeService(name, change)
 
     def _head(self) -> Iterator[Action]:
         heads = [p for p in self.seen.pods if p.node_type == names.HEAD and p.owner is not None]
@@ -117,7 +118,7 @@ class _Reconciliation:
             and self._may_create(self.seen.refusals.get(names.HEAD_GROUP))
         ):
             name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
-            yield CreateHead(build.head_pod(self.cluster, name), build.beside_head(self.cluster))
+            yield CreateHead(build.head_pod(self.cluster, name), sidecar.account(self.cluster))
 
     def _of_no_group(self, pods: Sequence[PodView]) -> Iterator[Action]:
         for pod in pods:
@@ -249,8 +250,8 @@ class _Reconciliation:
         free = (index for index in range(len(used) + count) if index not in used)
         for _ in range(count):
             index = next(free)
-            replica = self._name(group.name, f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
-            prefix = f"{self.cluster.name}-{group.name}-worker"
+            replica = self._name(group.name.lower(), f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
+            prefix = f"{self.cluster.name}-{group.name.lower()}-worker"
             made = tuple(self._name(prefix, f"{replica}/{host}") for host in range(group.num_of_hosts))
             yield CreateReplica(group.name, index, replica, made)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -125,7 +126,8 @@ def _fault(group: GroupSpec, hosts: int, pod: PodView) -> str:
 def adopted(group: GroupSpec, pods: Sequence[PodView], owner: str) -> list[PodView]:
     """Pods without labels of their replica, as they will be with them, where it can be told which it is.
 
-    A Pod alone is a replica of one host. Hosts of a larger one are known by what GKE's webhook wrote on them,
+    A Pod alone is a replica of one host, at the index that it has, if it has one (KubeRay gives such Pods an
+    index and nothing else). Hosts of a larger one are known by what GKE's webhook wrote on them,
     and only if all of them are there.
     """
     ours = [pod for pod in pods if pod.owner == owner and pod.leaving is None]
@@ -135,7 +137,12 @@ def adopted(group: GroupSpec, pods: Sequence[PodView], owner: str) -> list[PodVi
     if group.num_of_hosts == 1:
         free = (index for index in range(len(pods) + len(taken) + 1) if index not in taken)
         lone = sorted((pod for pod in ours if not is_labelled(pod)), key=lambda pod: (pod.created, pod.name))
-        return [_placed(group, pod, pod.uid, next(free), 0) for pod in lone]
+        holders = Counter(pod.index for pod in pods)
+        return [
+            _placed(group, pod, pod.uid, index, 0)
+            for pod in lone
+            for index in [pod.index if pod.index is not None and holders[pod.index] == 1 else next(free)]
+        ]
     hinted: dict[str, list[PodView]] = {}
     for pod in ours:
         if pod.hint is not None:
@@ -161,7 +168,7 @@ def is_labelled(pod: PodView) -> bool:
 
 
 def _placed(group: GroupSpec, pod: PodView, seed: str, index: int, host: int) -> PodView:
-    name = names.unique(group.name, seed, ())
+    name = names.unique(group.name.lower(), seed, ())
     return msgspec.structs.replace(pod, replica=name, index=index, host=host, hosts=group.num_of_hosts)
 
 

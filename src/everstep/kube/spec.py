@@ -71,6 +71,28 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     suspend: bool
     autoscaling: bool
     autoscaler: Manifest
+    ray_version: str = ""
+
+    @property
+    def head_service(self) -> str:
+        """The head's Service has a name of its own, where the manifest gives it one."""
+        given = (self.head.service.get("metadata") or {}).get("name")
+        return given or names.head_service(self.name)
+
+    @property
+    def head_host(self) -> str:
+        return f"{self.head_service}.{self.namespace}.svc.cluster.local"
+
+    @property
+    def as_owner(self) -> Manifest:
+        return {
+            "apiVersion": self.api_version,
+            "kind": names.KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
 
     @property
     def needs_headless_service(self) -> bool:
@@ -102,6 +124,7 @@ def parse(raw: Mapping[str, Any]) -> Cluster:
         suspend=suspend,
         autoscaling=bool(spec.get("enableInTreeAutoscaling")),
         autoscaler=spec.get("autoscalerOptions") or {},
+        ray_version=spec.get("rayVersion") or "",
     )
 
 

@@ -56,7 +56,7 @@ def describe(
         "head": {
             "podName": head.name if head else "",
             "podIP": head.ip if head else "",
-            "serviceName": names.head_service(cluster.name),
+            "serviceName": cluster.head_service,
         },
         "slices": f"{whole}/{wanted}",
         "groups": groups,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.kube import names
-from everstep.kube.view import PodView, view
+from everstep.kube.view import PodView, ServiceView, service_view, view
 
 Key = tuple[str, str]
 """A cluster's namespace and name."""
@@ -26,15 +26,15 @@ class Store:
     def __init__(self) -> None:
         self.clusters: dict[Key, Json] = {}
         self._pods: dict[Key, dict[str, PodView]] = {}
-        self._services: dict[Key, dict[str, int]] = {}
+        self._services: dict[Key, dict[str, ServiceView]] = {}
         self._buried: dict[str, None] = {}
         """The uids of the last Pods and clusters that went: an answer that comes late mustn't raise them."""
 
     def pods(self, key: Key) -> list[PodView]:
         return list(self._pods.get(key, {}).values())
 
-    def services(self, key: Key) -> frozenset[str]:
-        return frozenset(self._services.get(key, ()))
+    def services(self, key: Key) -> dict[str, ServiceView]:
+        return dict(self._services.get(key, {}))
 
     def put_cluster(self, raw: Json) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
@@ -76,14 +76,17 @@ class Store:
         key = _key(raw)
         if key is not None:
             known = self._services.setdefault(key, {})
-            name = raw["metadata"]["name"]
-            known[name] = max(known.get(name, 0), _version(raw))
+            seen = service_view(raw)
+            if seen.name not in known or seen.version >= known[seen.name].version:
+                known[seen.name] = seen
         return key
 
     def drop_service(self, raw: Json) -> Key | None:
         key = _key(raw)
-        if key is not None and self._services.get(key, {}).get(raw["metadata"]["name"], 0) <= _version(raw):
-            self._services.get(key, {}).pop(raw["metadata"]["name"], None)
+        known = self._services.get(key, {}) if key is not None else {}
+        there = known.get(raw["metadata"]["name"])
+        if there is not None and there.version <= _version(raw):
+            del known[there.name]
         return key
 
     def clusters_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
@@ -110,8 +113,8 @@ class Store:
         changed = {key for key in map(self.put_service, listed) if key is not None}
         there = {(_key(item), item["metadata"]["name"]) for item in listed}
         for key, known in self._services.items():
-            for name, at in list(known.items()):
-                if namespace in (None, key[0]) and (key, name) not in there and at <= version:
+            for name, seen in list(known.items()):
+                if namespace in (None, key[0]) and (key, name) not in there and seen.version <= version:
                     del known[name]
                     changed.add(key)
         return changed

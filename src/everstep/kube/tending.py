@@ -157,7 +157,14 @@ class Tending:
                 case actions.Remember(failure=failure):
                     self._failures[failure.group, failure.index] = failure
                 case actions.CreateService(manifest=manifest):
-                    await self._create_service(cluster, raw, manifest)
+                    await self._write_service(
+                        cluster, raw, manifest["metadata"]["name"], self._create_once(manifest)
+                    )
+                case actions.ChangeService(name=name, change=change):
+                    logger.info("%s/%s: changing the Service %s: %s", *self._key, name, change)
+                    path = core_path("services", self._namespace, name)
+                    self._operator.may_write(self._namespace)
+                    await self._write_service(cluster, raw, name, self._operator.api.patch(path, change))
                 case actions.DeletePod():
                     logger.info("%s/%s: deleting %s: %s", *self._key, action.name, action.reason)
                     await self._delete(raw, action.name, action.uid)
@@ -168,10 +175,11 @@ class Tending:
                 case CreateReplica():
                     raise AssertionError("replicas are made one after the other")
 
-    async def _create_service(self, cluster: Cluster, raw: Mapping[str, Any], manifest: Manifest) -> None:
-        name = manifest["metadata"]["name"]
+    async def _write_service(
+        self, cluster: Cluster, raw: Mapping[str, Any], name: str, writing: Awaitable[dict[str, Any]]
+    ) -> None:
         try:
-            self._operator.store.put_service(await self._create_once(manifest))
+            self._operator.store.put_service(await writing)
             self._refusals.pop(name, None)
         except ApiError as error:
             if error.passing:

@@ -44,6 +44,35 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """The replica's label and the host's index, as GKE's webhook wrote them before there were labels."""
 
 
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a Service can be wrong."""
+
+    name: str
+    version: int
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    selector: Mapping[str, str]
+    type: str
+    publishes_not_ready: bool
+    ports: tuple[Mapping[str, Any], ...]
+    ip: str = ""
+
+
+def service_view(service: Mapping[str, Any]) -> ServiceView:
+    meta, spec = service["metadata"], service.get("spec") or {}
+    return ServiceView(
+        name=meta["name"],
+        version=int(meta.get("resourceVersion") or 0),
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        selector=spec.get("selector") or {},
+        type=spec.get("type") or "ClusterIP",
+        publishes_not_ready=bool(spec.get("publishNotReadyAddresses")),
+        ports=tuple(spec.get("ports") or ()),
+        ip=spec.get("clusterIP") or "",
+    )
+
+
 def time_of(stamp: str | None) -> float | None:
     if not stamp:
         return None
