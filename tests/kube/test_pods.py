@@ -141,3 +141,92 @@ def test_quantities(text: str, value: int) -> None:
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ValueError, match="quantity|suffix"):
         number(text)
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {v["name"]: v.get("value", v.get("valueFrom")) for v in container.get("env") or ()}
+
+
+def test_the_object_store_has_the_containers_memory_to_live_in() -> None:
+    made = tpu_group()
+    pod = worker(made)
+    shm = {"name": "shared-mem", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+    assert shm in pod["spec"]["volumes"]
+    assert {"name": "shared-mem", "mountPath": "/dev/shm"} in pod["spec"]["containers"][0]["volumeMounts"]
+    assert {"name": "shared-mem", "emptyDir": {"medium": "Memory"}} in head()["spec"]["volumes"]
+    # Where the user has seen to it, nothing is added.
+    made["template"]["spec"]["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/dev/shm"}]
+    assert "volumes" not in worker(made)["spec"]
+    assert "volumes" not in worker(group(rayStartParams={"plasma-directory": "/fast"}))["spec"]
+
+
+def test_ports_are_there_for_prometheus_and_the_users_own_stay() -> None:
+    made = group()
+    made["template"]["spec"]["containers"][0]["ports"] = [{"name": "mine", "containerPort": 1234}]
+    ports = {p["name"]: p["containerPort"] for p in worker(made)["spec"]["containers"][0]["ports"]}
+    assert ports == {"mine": 1234, "metrics": 8080}
+    spec = {"template": made["template"], "rayStartParams": {"metrics-export-port": "9090"}}
+    ports = {
+        p["name"]: p["containerPort"] for p in head(headGroupSpec=spec)["spec"]["containers"][0]["ports"]
+    }
+    assert ports == {"mine": 1234, "metrics": 9090}
+
+
+def test_ports_of_the_heads_service_come_on_top_of_rays() -> None:
+    own = {"name": "mine", "port": 80, "targetPort": 8000}
+    spec = {"template": template(), "headService": {"metadata": {"name": "front"}, "spec": {"ports": [own]}}}
+    cluster = parse(manifest(group(), headGroupSpec=spec))
+    made = services.head_service(cluster)
+    assert made["metadata"]["name"] == "front"
+    assert {p["name"] for p in made["spec"]["ports"]} == {
+        "mine", "gcs-server", "dashboard", "client", "metrics", "serve",
+    }  # fmt: skip
+    pod = pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", 0, 0)
+    assert environment(pod["spec"]["containers"][0])["RAY_ADDRESS"] == "front.default.svc.cluster.local:6379"
+
+
+def test_every_container_that_comes_first_knows_the_head() -> None:
+    made = template(initContainers=[{"name": "certificates", "image": "x"}])
+    address = "demo-head-svc.default.svc.cluster.local"
+    for pod in (worker(group(template=made)), head(headGroupSpec={"template": made})):
+        known = environment(pod["spec"]["initContainers"][0])
+        assert (known["FQ_RAY_IP"], known["RAY_IP"]) == (address, "demo-head-svc")
+
+
+def test_ray_is_told_where_it_runs() -> None:
+    for pod in (worker(group()), head()):
+        told = environment(pod["spec"]["containers"][0])
+        assert told["RAY_CLUSTER_NAMESPACE"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+        assert told["RAY_USAGE_STATS_KUBERAY_IN_USE"] == "1"
+    assert "kuberay_crd=RayCluster" in told["RAY_USAGE_STATS_EXTRA_TAGS"]
+
+
+@pytest.mark.parametrize("value", ["true", "True"])
+def test_a_template_too_may_keep_its_command(value: str) -> None:
+    made = group()
+    made["template"]["metadata"] = {"annotations": {"ray.io/overwrite-container-cmd": value}}
+    made["template"]["spec"]["containers"][0]["args"] = ["echo hello"]
+    assert worker(made)["spec"]["containers"][0]["args"] == ["echo hello"]
+
+
+def test_newer_rays_are_probed_without_wget() -> None:
+    pod = worker(group(), rayVersion="2.60.0")
+    probe = pod["spec"]["containers"][0]["livenessProbe"]
+    assert probe["httpGet"] == {"path": "/api/healthz", "port": 52365}
+    for version in ("2.52.1", "nightly"):
+        old = worker(group(), rayVersion=version)["spec"]["containers"][0]["readinessProbe"]
+        assert "local_raylet_healthz" in old["exec"]["command"][-1]
+
+
+def test_labels_of_the_group_and_finalizers_of_the_template_reach_the_pods() -> None:
+    made = group(labels={"zone": "here"})
+    made["template"]["metadata"] = {"labels": {"zone": "there", "a": "b"}, "finalizers": ["example.com/x"]}
+    meta = worker(made)["metadata"]
+    assert (meta["labels"]["zone"], meta["labels"]["a"]) == ("here", "b")
+    assert meta["finalizers"] == ["example.com/x"]
+
+
+def test_groups_may_have_capitals_and_hosts_have_none() -> None:
+    pod = worker(group("smallGroup"))
+    assert pod["metadata"]["labels"]["ray.io/group"] == "smallGroup"
+    assert pod["spec"]["hostname"] == "smallgroup-1-2"

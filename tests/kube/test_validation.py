@@ -46,11 +46,11 @@ def test_what_kuberay_reads_elsewhere_is_named_too() -> None:
         {"ray.io/ft-enabled": "true", "ray.io/overwrite-container-cmd": "true"}
     )
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine", "team": "ours"}
-    raw["spec"]["headGroupSpec"]["headService"] = {"metadata": {"name": "mine", "labels": {"a": "b"}}}
+    raw["spec"]["headGroupSpec"]["headService"] = {"metadata": {"generateName": "mine"}}
     assert unsupported(raw) == [
         "metadata.annotations[ray.io/ft-enabled]",
         "metadata.labels[kueue.x-k8s.io/queue-name]",
-        "spec.headGroupSpec.headService.metadata.name",
+        "spec.headGroupSpec.headService.metadata.generateName",
     ]
 
 

@@ -97,7 +97,12 @@ def _spec() -> Schema:
         },
         "labels": _TEXTS,
     }
-    name = {"type": "string", "minLength": 1, "maxLength": 50, "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+    name = {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 50,
+        "pattern": "^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$",
+    }
     group = {
         **_OPEN,
         "required": ["groupName", "template"],

@@ -19,7 +19,9 @@ class _Part(msgspec.Struct, rename="camel"):
 
 
 class _Meta(_Part):
+    name: str | None = None
     labels: Texts | None = None
+    finalizers: list[str] | None = None
     annotations: Texts | None = None
 
 
@@ -82,9 +84,20 @@ class _Member(_Part):
     labels: Anything | None = None
 
 
+class _ServicePort(_Part):
+    port: int
+    name: str | None = None
+
+
+class _ServiceSpec(_Part):
+    type: str | None = None
+    ports: list[_ServicePort] | None = None
+    publish_not_ready_addresses: bool | None = None
+
+
 class _Service(_Part):
     metadata: _Meta | None = None
-    spec: Anything | None = None
+    spec: _ServiceSpec | None = None
 
 
 class _Head(_Member):
@@ -105,6 +118,8 @@ class _Group(_Member):
 class _Autoscaler(_Part):
     image: str | None = None
     image_pull_policy: str | None = None
+    command: list[str] | None = None
+    args: list[str] | None = None
     resources: Anything | None = None
     env: list[_Variable] | None = None
     env_from: list[Anything] | None = None
@@ -113,6 +128,7 @@ class _Autoscaler(_Part):
 
 
 class _Spec(_Part):
+    ray_version: str | None = None
     suspend: bool | None = None
     enable_in_tree_autoscaling: bool | None = None
     autoscaler_options: _Autoscaler | None = None

@@ -19,6 +19,7 @@ from everstep.kube.shape import misshapen
 from everstep.kube.spec import RestartPolicy
 
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+_GROUP_NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$")
 _FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
 _LABEL_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
@@ -64,6 +65,8 @@ _GROUP = {
     "template",
 }
 _AUTOSCALER = {
+    "args",
+    "command",
     "env",
     "envFrom",
     "idleTimeoutSeconds",
@@ -120,7 +123,7 @@ def unsupported(raw: Mapping[str, Any]) -> list[str]:
     found += [
         f"spec.headGroupSpec.headService.metadata.{key}"
         for key in service
-        if key not in ("labels", "annotations", "creationTimestamp")
+        if key not in ("labels", "annotations", "creationTimestamp", "name", "namespace")
     ]
     for i, group in enumerate(spec.get("workerGroupSpecs") or ()):
         path = f"spec.workerGroupSpecs[{i}]"
@@ -231,23 +234,24 @@ def _group_name(path: str, group: Mapping[str, Any], taken: dict[str, int], i: i
     if not name:
         yield Problem(f"{path}.groupName", "is missing", "name the group; Pods and hosts are named after it")
         return
-    if not _NAME.match(name):
+    if not _GROUP_NAME.match(name):
         yield Problem(
             f"{path}.groupName",
             f"{name!r} can't be part of a host name",
-            "use lower-case letters, digits and dashes, beginning with a letter",
+            "use letters, digits and dashes, beginning and ending with a letter or digit",
         )
     elif len(name) > _LONGEST_GROUP:
         yield Problem(f"{path}.groupName", f"{len(name)} characters", f"use at most {_LONGEST_GROUP}")
     elif name == names.HEAD_GROUP:
         yield Problem(f"{path}.groupName", f"{name!r} is the head's own group", "use another name")
-    if name in taken:
+    host = name.lower()  # as it is in host names
+    if host in taken:
         yield Problem(
             f"{path}.groupName",
-            f"{name!r} is also the name of spec.workerGroupSpecs[{taken[name]}]",
-            "give each group a name of its own",
+            f"{name!r} is also the name of spec.workerGroupSpecs[{taken[host]}]",
+            "give each group a name of its own, in capitals or not",
         )
-    taken.setdefault(name, i)
+    taken.setdefault(host, i)
 
 
 def _counts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
