@@ -197,9 +197,7 @@ def test_what_may_not_be_deleted_holds_up_nothing_else(
         space.apply(cluster(group("a", 1, 2), group("b", 1, 2)))
         space.see(lambda: len(space.workers()) == 4, "both groups")
         space.say(space.workers(group="a")[0], phase="Failed")
-        space.see(
-            lambda: "DeleteRefused" in space.server.kubectl("-n", space.name, "get", "events"), "an event"
-        )
+        space.see(lambda: "the end of" in space.server.kubectl("-n", space.name, "get", "events"), "an event")
         space.patch_group(1, replicas=2)
         space.see(lambda: space.places("b") == WHOLE, "the other group to grow nevertheless")
         space.see(

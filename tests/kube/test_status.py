@@ -100,7 +100,7 @@ def test_failures_and_refusals_are_remembered_for_the_next_operator() -> None:
         world.settle()
     world.refusals = {
         name: Refusal(reason="Refused", message="no", attempts=2, at=world.now, generation=1)
-        for name in ("tpu", "headgroup", "demo-head-svc")
+        for name in ("Group/tpu", "Head", "Service/demo-head-svc")
     }
     said = described(world)
     assert condition(said, "ReplicaFailure")["status"] == "True"

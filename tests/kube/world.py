@@ -59,6 +59,7 @@ class World:
         self.services: dict[str, ServiceView] = {}
         self.refusals: dict[str, Refusal] = {}
         self.failures: dict[tuple[str, int], Failure] = {}
+        self.vacated: set[tuple[str, int]] = set()
         self.told: list[actions.Tell] = []
         self._uids = 0
 
@@ -79,6 +80,7 @@ class World:
             services=dict(self.services),
             refusals=dict(self.refusals),
             failures=dict(self.failures),
+            vacated=set(self.vacated),
         )
         return reconcile(self.cluster, seen, self.now)
 

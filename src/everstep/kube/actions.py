@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from everstep.kube import pods as build
-from everstep.kube.setbacks import Failure
+from everstep.kube.setbacks import Failure, of_growth, of_replica
 from everstep.kube.spec import Cluster, Manifest
 
 
@@ -36,6 +36,12 @@ class CreateReplica(msgspec.Struct, frozen=True):
     name: str
     pods: tuple[str, ...]
     """Their names, by host. What they are like is made when its turn comes: a thousand replicas are a lot."""
+    heals: bool = False
+    """There was one in its place."""
+
+    @property
+    def setback(self) -> str:
+        return of_replica(self.group, self.index) if self.heals else of_growth(self.group)
 
     def manifests(self, cluster: Cluster) -> list[Manifest]:
         group = next(group for group in cluster.groups if group.name == self.group)
@@ -66,6 +72,8 @@ class Tell(msgspec.Struct, frozen=True):
     warning: bool
     reason: str
     message: str
+    about: str = ""
+    """What it is about. The same reason about the same thing is one event that is counted up."""
 
 
 class Remember(msgspec.Struct, frozen=True):

@@ -18,11 +18,11 @@ another
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from everstep.kube import names, pods as build, services, sidecar
+from everstep.kube import names, pods as build, services, setbacks, sidecar
 from everstep.kube.actions import (
     Action,
     ChangeService,
@@ -49,8 +49,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     services: Mapping[str, ServiceView] = {}
     """By name."""
     refusals: Mapping[str, Refusal] = {}
-    """By the name of the group or Service."""
+    """By what was refused, as ``setbacks`` names it."""
     failures: Failures = {}
+    vacated: Collection[tuple[str, int]] = ()
+    """Places, by group and index, whose replicas have lately gone."""
 
 
 def reconcile(cluster: Cluster, seen: Observed, now: float) -> Plan:
@@ -63,6 +65,11 @@ class _Reconciliation:
         self.seen = seen
         self.now = now
         self.failures = remembered(seen.failures, now)
+        self.undeletable = {
+            pod.name
+            for pod in seen.pods
+            if (refusal := seen.refusals.get(setbacks.of_pod(pod.name))) is not None and not refusal.passing
+        }
         self.wake = [failure.forgotten_at for failure in self.failures.values()]
         self.taken_names = {pod.name for pod in seen.pods} | {pod.replica for pod in seen.pods if pod.replica}
         self.taken_names.update(name for group in cluster.groups for name in group.workers_to_delete)
@@ -90,7 +97,7 @@ class _Reconciliation:
             name = service["metadata"]["name"]
             there = self.seen.services.get(name)
             change = services.change(there, service) if there is not None else {}
-            if (there is None or change) and self._may_create(self.seen.refusals.get(name)):
+            if (there is None or change) and self._may(setbacks.of_service(name)):
                 yield CreateService(service) if there is None else ChangeService(name, change)
 
     def _head(self) -> Iterator[Action]:
@@ -100,22 +107,24 @@ class _Reconciliation:
             key=lambda p: (p.created, p.name),
         )
         if self.cluster.suspend:
-            yield from (DeletePod(pod.name, pod.uid, "the cluster is suspended") for pod in live)
+            for pod in live:
+                yield from self._delete(pod, "the cluster is suspended")
             return
         for pod in live:
             if pod.broken or pod.node_lost:
                 why = pod.broken or "its node is lost"
                 yield from self._remember(names.HEAD_GROUP, 0, pod.name, "" if pod.node_lost else pod.broken)
-                yield Tell(True, "HeadReplaced", f"head {pod.name}: {why}")
-                yield DeletePod(pod.name, pod.uid, why)
+                deletion = list(self._delete(pod, why))
+                yield from (Tell(True, "HeadReplaced", f"head {pod.name}: {why}", pod.name) for _ in deletion)
+                yield from deletion
             elif pod is not live[0]:
-                yield DeletePod(pod.name, pod.uid, f"{live[0].name} is the head already")
+                yield from self._delete(pod, f"{live[0].name} is the head already")
         # Two heads would be two clusters under one name: the next waits for the last, also for one of an
         # earlier cluster of this name, unless that is stuck.
         if (
             all(is_stuck(pod, self.now) for pod in heads)
             and not self._held(names.HEAD_GROUP, ())
-            and self._may_create(self.seen.refusals.get(names.HEAD_GROUP))
+            and self._may(setbacks.HEAD)
         ):
             name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
             yield CreateHead(build.head_pod(self.cluster, name), sidecar.account(self.cluster))
@@ -123,14 +132,14 @@ class _Reconciliation:
     def _of_no_group(self, pods: Sequence[PodView]) -> Iterator[Action]:
         for pod in pods:
             if pod.leaving is None and pod.owner == self.cluster.uid:
-                yield DeletePod(pod.name, pod.uid, f"the cluster has no group {pod.group!r}")
+                yield from self._delete(pod, f"the cluster has no group {pod.group!r}")
 
     def _group(self, group: GroupSpec, pods: Sequence[PodView]) -> Iterator[Action]:
         suspended = self.cluster.suspend or group.suspend
         if not suspended:
             placed = {pod.uid: pod for pod in adopted(group, pods, self.cluster.uid)}
             pods = [placed.get(pod.uid, pod) for pod in pods]
-            yield from (self._adopt(pod) for pod in placed.values())
+            yield from (self._adopt(pod) for pod in placed.values() if self._may(setbacks.of_pod(pod.name)))
         found = members(group, pods, self.cluster.uid)
         desired = 0 if suspended else group.desired
         # Each replica's worth of Pods that can't be told apart stands for one: nothing is made twice.
@@ -143,11 +152,10 @@ class _Reconciliation:
         ended = {replica.name for replica, _ in doomed}
         kept = sum(replica.name not in ended for replica in found.replicas)
         # Just told to leave, or leaving still: its place is kept for it, unless it is stuck.
-        leaving = sum(replica.holds_its_place(self.now) for replica, _ in doomed)
+        leaving = sum(replica.holds_its_place(self.now, self.undeletable) for replica, _ in doomed)
         held = self._held(group.name, found.indices)
         missing = desired - strangers - kept - leaving - len(held)
-        if missing > 0 and self._may_create(self.seen.refusals.get(group.name)):
-            yield from self._create(group, found.indices | held, min(missing, A_ROUND))
+        yield from self._create(group, found.indices | held, missing)
 
     def _end_strangers(
         self, group: GroupSpec, strangers: Sequence[PodView], desired: int
@@ -156,9 +164,9 @@ class _Reconciliation:
         suspended = self.cluster.suspend or group.suspend
         for pod in strangers:
             if suspended or (desired == 0 and not self.cluster.autoscaling):
-                yield DeletePod(pod.name, pod.uid, "suspended" if suspended else "no replicas are wanted")
+                yield from self._delete(pod, "suspended" if suspended else "no replicas are wanted")
             elif pod.name in group.workers_to_delete:
-                yield DeletePod(pod.name, pod.uid, "it is in workersToDelete")
+                yield from self._delete(pod, "it is in workersToDelete")
 
     def _doomed(self, group: GroupSpec, found: Members, room: int) -> list[tuple[Replica, str]]:
         """Replicas that have to go, or are going, and why."""
@@ -181,7 +189,7 @@ class _Reconciliation:
             doomed += [(replica, why) for replica in healthy[-surplus:]]
             del healthy[-surplus:]
         # What is stuck has been replaced, and mustn't hold up the others.
-        busy = any(replica.holds_its_place(self.now) for replica, _ in doomed)
+        busy = any(replica.holds_its_place(self.now, self.undeletable) for replica, _ in doomed)
         doomed += self._outdated(group, healthy, undisturbed=not busy and len(healthy) >= room)
         return doomed
 
@@ -200,7 +208,8 @@ class _Reconciliation:
 
     def _end(self, group: GroupSpec, replica: Replica, why: str) -> Iterator[Action]:
         live = [pod for pod in replica.pods if pod.leaving is None]
-        if live:
+        deletions = [action for pod in live for action in self._delete(pod, why)]
+        if deletions:
             yield from self._remember(group.name, replica.index, replica.name, replica.fault)
             failure = self.failures.get((group.name, replica.index))
             if replica.fault and failure is not None and not self._is_due(failure):
@@ -208,10 +217,12 @@ class _Reconciliation:
                 why += f" (failure {failure.attempts} in a row; the next comes in {later:.0f} s)"
             what = f"replica {replica.index} of {group.name} ({replica.name})"
             broken = replica.state is State.DEGRADED
-            yield Tell(
-                broken, "ReplicaReplaced" if broken else "ReplicaDeleted", f"{what} is deleted whole: {why}"
-            )
-        for pod in live:
+            reason = "ReplicaReplaced" if broken else "ReplicaDeleted"
+            yield Tell(broken, reason, f"{what} is deleted whole: {why}", replica.name)
+        yield from deletions
+
+    def _delete(self, pod: PodView, why: str) -> Iterator[Action]:
+        if self._may(setbacks.of_pod(pod.name)):
             yield DeletePod(pod.name, pod.uid, why)
 
     def _adopt(self, pod: PodView) -> Action:
@@ -246,16 +257,22 @@ class _Reconciliation:
                 held.add(failure.index)
         return frozenset(held)
 
-    def _create(self, group: GroupSpec, used: frozenset[int], count: int) -> Iterator[Action]:
-        free = (index for index in range(len(used) + count) if index not in used)
-        for _ in range(count):
-            index = next(free)
+    def _create(self, group: GroupSpec, used: frozenset[int], missing: int) -> Iterator[Action]:
+        """Those that were there before first: what their Pods have given back is theirs before anybody's."""
+        count = max(0, missing)
+        free = [index for index in range(len(used) + count) if index not in used][:count]
+        healing = [index for index in free if (group.name, index) in self.seen.vacated]
+        growing = [index for index in free if index not in healing]
+        may_heal = [index for index in healing if self._may(setbacks.of_replica(group.name, index))]
+        may_grow = growing if growing and self._may(setbacks.of_growth(group.name)) else []
+        for index in (*may_heal, *may_grow)[:A_ROUND]:
             replica = self._name(group.name.lower(), f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
             prefix = f"{self.cluster.name}-{group.name.lower()}-worker"
             made = tuple(self._name(prefix, f"{replica}/{host}") for host in range(group.num_of_hosts))
-            yield CreateReplica(group.name, index, replica, made)
+            yield CreateReplica(group.name, index, replica, made, heals=index in healing)
 
-    def _may_create(self, refusal: Refusal | None) -> bool:
+    def _may(self, what: str) -> bool:
+        refusal = self.seen.refusals.get(what)
         return refusal is None or self._is_due(refusal)
 
     def _is_due(self, setback: Refusal | Failure) -> bool:

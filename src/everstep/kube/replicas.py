@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from enum import Enum
 
 import msgspec
@@ -42,9 +42,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         """All of its hosts are there, and none is broken or leaving."""
         return self.state in (State.PENDING, State.CREATING, State.READY)
 
-    def holds_its_place(self, now: float) -> bool:
+    def holds_its_place(self, now: float, undeletable: Container[str]) -> bool:
         """Whether its Pods, on their way out, will be gone soon enough to be waited for."""
-        return any(not is_stuck(pod, now) for pod in self.pods)
+        return any(not is_stuck(pod, now) and pod.name not in undeletable for pod in self.pods)
 
 
 class Members(msgspec.Struct, frozen=True):

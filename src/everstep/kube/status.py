@@ -39,9 +39,7 @@ def describe(
         group.name: members(group, _with_adopted(cluster, group, by_group[group.name]), cluster.uid)
         for group in cluster.groups
     }
-    groups = [
-        _group(cluster, group, found[group.name], seen.refusals, before, now) for group in cluster.groups
-    ]
+    groups = [_group(cluster, group, found[group.name], before, now) for group in cluster.groups]
     workers = [pod for pods in by_group.values() for pod in pods if pod.leaving is None]
     desired = 0 if cluster.suspend else sum(group.desired * group.num_of_hosts for group in cluster.groups)
     whole, wanted = sum(group["ready"] for group in groups), sum(group["desired"] for group in groups)
@@ -62,8 +60,8 @@ def describe(
         "groups": groups,
     }
     refused = [
-        {"name": name, **_refusal(refusal)} for name, refusal in seen.refusals.items() if name not in by_group
-    ]
+        {"name": name, **_refusal(refusal)} for name, refusal in seen.refusals.items() if refusal.lasts
+    ][:MOST_LISTED]
     if refused:
         status["refused"] = refused
     failing = [_failure(failure) for failure in remembered(seen.failures, now).values()]
@@ -99,17 +97,17 @@ def refuse(problems: Sequence[Problem], generation: int, before: Mapping[str, An
 
 def refusals(status: Mapping[str, Any]) -> dict[str, Refusal]:
     """What the API server refused before, as the status remembers it."""
-    found = {group["name"]: group["refused"] for group in status.get("groups") or () if group.get("refused")}
-    found.update({refused["name"]: refused for refused in status.get("refused") or ()})
     return {
-        name: Refusal(
+        refused["name"]: Refusal(
             reason=refused["reason"],
             message=refused["message"],
             attempts=refused["attempts"],
             at=time_of(refused["at"]) or 0.0,
             generation=refused["generation"],
+            growth=bool(refused.get("growth")),
+            passing=bool(refused.get("passing")),
         )
-        for name, refused in found.items()
+        for refused in status.get("refused") or ()
     }
 
 
@@ -130,7 +128,6 @@ def _group(
     cluster: Cluster,
     group: GroupSpec,
     found: Members,
-    refused: Mapping[str, Refusal],
     before: Mapping[str, Any],
     now: float,
 ) -> dict[str, Any]:
@@ -148,8 +145,6 @@ def _group(
         status["unlisted"] = len(unready) - MOST_LISTED
     if found.strangers:
         status["unlabelledPods"] = len(found.strangers)
-    if group.name in refused:
-        status["refused"] = _refusal(refused[group.name])
     return status
 
 
@@ -171,6 +166,8 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
         "attempts": refusal.attempts,
         "at": stamp(refusal.at),
         "generation": refusal.generation,
+        **({"growth": True} if refusal.growth else {}),
+        **({"passing": True} if refusal.passing else {}),
     }
 
 
@@ -255,7 +252,9 @@ def _conditions(
 def _troubles(seen: Observed, now: float) -> list[tuple[str, str]]:
     """Why replicas that should be there aren't: a word, and the whole of it."""
     refused = [
-        (r.reason, f"{name}: {r.message} (tried {r.attempts} times)") for name, r in seen.refusals.items()
+        (r.reason, f"{name}: {r.message} (tried {r.attempts} times)")
+        for name, r in seen.refusals.items()
+        if r.lasts
     ]
     failing = [
         ("KeepsFailing", f"{f.group}: replica {f.index} has failed {f.attempts} times, lately by: {f.reason}")

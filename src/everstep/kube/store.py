@@ -7,10 +7,12 @@ later, so that what was just written counts as seen, and what was just deleted d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from everstep.kube import names
+from everstep.kube.setbacks import STEADY_S
 from everstep.kube.view import PodView, ServiceView, service_view, view
 
 Key = tuple[str, str]
@@ -23,7 +25,9 @@ _MOST_BURIED = 20_000
 
 
 class Store:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._vacated: dict[Key, dict[tuple[str, int], float]] = {}
         self.clusters: dict[Key, Json] = {}
         self._pods: dict[Key, dict[str, PodView]] = {}
         self._services: dict[Key, dict[str, ServiceView]] = {}
@@ -32,6 +36,14 @@ class Store:
 
     def pods(self, key: Key) -> list[PodView]:
         return list(self._pods.get(key, {}).values())
+
+    def vacated(self, key: Key) -> set[tuple[str, int]]:
+        """Places, by group and index, that Pods which had a node have left lately."""
+        places = self._vacated.get(key, {})
+        for place, at in list(places.items()):
+            if self._clock() > at + STEADY_S:
+                del places[place]
+        return set(places)
 
     def services(self, key: Key) -> dict[str, ServiceView]:
         return dict(self._services.get(key, {}))
@@ -69,7 +81,9 @@ class Store:
 
     def forget_pod(self, key: Key, uid: str) -> None:
         """The API server says that there is no such Pod."""
-        self._pods.get(key, {}).pop(uid, None)
+        gone = self._pods.get(key, {}).pop(uid, None)
+        if gone is not None and gone.index is not None and gone.scheduled:
+            self._vacated.setdefault(key, {})[gone.group, gone.index] = self._clock()
         self._bury(uid)
 
     def put_service(self, raw: Json) -> Key | None:

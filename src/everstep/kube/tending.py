@@ -17,7 +17,7 @@ from everstep.kube.actions import Action, CreateReplica, Plan, Tell
 from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
 from everstep.kube.lease import LeaseGone, LeaseLost
 from everstep.kube.reconcile import Observed, reconcile
-from everstep.kube.setbacks import Failure, Refusal, remembered
+from everstep.kube.setbacks import HEAD, Failure, Refusal, of_pod, of_service, remembered
 from everstep.kube.spec import Cluster, Manifest, parse
 from everstep.kube.store import Key
 from everstep.kube.validation import problems, unsupported
@@ -69,10 +69,9 @@ class Tending:
             except Exception:
                 # A bug, and the trouble of this cluster: the others go on.
                 logger.exception("%s/%s: this is a bug in the operator", *self._key)
+            # Whatever changes meanwhile is looked at at once.
             pause = min(max(0.5, pause * 2), _LONGEST_PAUSE_S)
-            logger.info("%s/%s: again in %.1f s", *self._key, pause)
-            await asyncio.sleep(pause)
-            self.changed.set()
+            wake_at = time.time() + pause
 
     async def _wait(self, wake_at: float | None) -> None:
         timeout = None if wake_at is None else max(0.0, wake_at - time.time())
@@ -101,47 +100,46 @@ class Tending:
         took = time.perf_counter() - began
         if plan.actions:
             logger.debug("%s/%s: %d actions, decided in %.1f ms", *self._key, len(plan.actions), took * 1e3)
-        error = await self._carry_out(cluster, raw, plan)
+        await self._carry_out(cluster, raw, plan)
         if plan.actions:
             self.changed.set()  # what was done may have made more to do
         self._failures = remembered(self._failures, time.time())
         described = describing.describe(cluster, self._observed(), unsupported(raw), before, time.time())
         await self._say(raw, described, before)
-        if error is not None:
-            raise error
         return plan.wake_at
 
     def _observed(self) -> Observed:
         store = self._operator.store
+        pods = store.pods(self._key)
+        there = {of_pod(pod.name) for pod in pods}
+        self._refusals = {
+            what: refusal
+            for what, refusal in self._refusals.items()
+            if what in there or not what.startswith(of_pod(""))
+        }
         return Observed(
-            pods=store.pods(self._key),
+            pods=pods,
             services=store.services(self._key),
             refusals=dict(self._refusals),
             failures=dict(self._failures),
+            vacated=store.vacated(self._key),
         )
 
-    async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> Exception | None:
-        """All of it, whatever becomes of its parts. Returns the first error."""
+    async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> None:
+        """All of it, whatever becomes of its parts."""
         others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
-        errors = await _all(self._do(cluster, raw, action) for action in others)
+        await _all(self._do(cluster, raw, action) for action in others)
         # Fresh facts, fresh chances: a refusal of an older spec is over.
         self._refusals = {n: r for n, r in self._refusals.items() if r.generation == cluster.generation}
-        # Groups take turns.
+        # Groups take turns, and what heals goes before what grows.
         creations = [action for action in plan.actions if isinstance(action, CreateReplica)]
-        creations.sort(key=lambda creation: creation.index)
+        creations.sort(key=lambda creation: (not creation.heals, creation.index))
         stopped: set[str] = set()
         for creation in creations:
             if not self._is_current(raw):
                 break  # this was decided for another spec
-            if creation.group in stopped:
-                continue
-            try:
-                if not await self._create_replica(cluster, raw, creation):
-                    stopped.add(creation.group)
-            except (ApiError, *UNREACHABLE) as error:
-                errors.append(error)
+            if creation.group not in stopped and not await self._create_replica(cluster, raw, creation):
                 stopped.add(creation.group)
-        return errors[0] if errors else None
 
     def _is_current(self, raw: Mapping[str, Any]) -> bool:
         now = self._operator.ours(self._key)
@@ -157,34 +155,41 @@ class Tending:
                 case actions.Remember(failure=failure):
                     self._failures[failure.group, failure.index] = failure
                 case actions.CreateService(manifest=manifest):
-                    await self._write_service(
-                        cluster, raw, manifest["metadata"]["name"], self._create_once(manifest)
-                    )
+                    name = manifest["metadata"]["name"]
+                    writing = self._create_service(manifest)
+                    await self._try(cluster, raw, of_service(name), f"Service {name}", writing)
                 case actions.ChangeService(name=name, change=change):
                     logger.info("%s/%s: changing the Service %s: %s", *self._key, name, change)
-                    path = core_path("services", self._namespace, name)
-                    self._operator.may_write(self._namespace)
-                    await self._write_service(cluster, raw, name, self._operator.api.patch(path, change))
-                case actions.DeletePod():
-                    logger.info("%s/%s: deleting %s: %s", *self._key, action.name, action.reason)
-                    await self._delete(raw, action.name, action.uid)
-                case actions.LabelPod():
-                    await self._label(action)
+                    writing = self._change_service(name, change)
+                    await self._try(cluster, raw, of_service(name), f"Service {name}", writing)
+                case actions.DeletePod(name=name):
+                    logger.info("%s/%s: deleting %s: %s", *self._key, name, action.reason)
+                    deleting = self._delete(name, action.uid)
+                    await self._try(cluster, raw, of_pod(name), f"the end of {name}", deleting)
+                case actions.LabelPod(name=name):
+                    await self._try(cluster, raw, of_pod(name), f"{name}'s label", self._label(action))
                 case actions.CreateHead():
-                    await self._create_head(cluster, raw, action)
+                    await self._try(cluster, raw, HEAD, "the head", self._create_head(action))
                 case CreateReplica():
                     raise AssertionError("replicas are made one after the other")
 
-    async def _write_service(
-        self, cluster: Cluster, raw: Mapping[str, Any], name: str, writing: Awaitable[dict[str, Any]]
+    async def _try(
+        self, cluster: Cluster, raw: Mapping[str, Any], what: str, told: str, doing: Awaitable[None]
     ) -> None:
+        """What fails is tried again later, and is nobody else's trouble."""
         try:
-            self._operator.store.put_service(await writing)
-            self._refusals.pop(name, None)
-        except ApiError as error:
-            if error.passing:
-                raise
-            await self._refused(cluster, raw, name, f"Service {name}", error)
+            await doing
+            self._refusals.pop(what, None)
+        except (ApiError, *UNREACHABLE) as error:
+            await self._refused(cluster, raw, what, told, error)
+
+    async def _create_service(self, manifest: Manifest) -> None:
+        self._operator.store.put_service(await self._create_once(manifest))
+
+    async def _change_service(self, name: str, change: Manifest) -> None:
+        self._operator.may_write(self._namespace)
+        path = core_path("services", self._namespace, name)
+        self._operator.store.put_service(await self._operator.api.patch(path, change))
 
     async def _create_once(self, manifest: Manifest) -> dict[str, Any]:
         self._operator.may_write(self._namespace)
@@ -203,19 +208,10 @@ class Tending:
         there["metadata"].setdefault("labels", {})[names.CLUSTER] = self._name
         return there
 
-    async def _create_head(
-        self, cluster: Cluster, raw: Mapping[str, Any], action: actions.CreateHead
-    ) -> None:
-        try:
-            for manifest in action.beside:
-                await self._create_once(manifest)
-            await self._create_pod(action.manifest)
-        except ApiError as error:
-            if error.passing:
-                raise
-            await self._refused(cluster, raw, names.HEAD_GROUP, "the head", error)
-        else:
-            self._refusals.pop(names.HEAD_GROUP, None)
+    async def _create_head(self, action: actions.CreateHead) -> None:
+        for manifest in action.beside:
+            await self._create_once(manifest)
+        await self._create_pod(action.manifest)
 
     async def _create_replica(self, cluster: Cluster, raw: Mapping[str, Any], action: CreateReplica) -> bool:
         """All of its Pods. If one can't be had, those that could are given back."""
@@ -226,16 +222,22 @@ class Tending:
         made = await asyncio.gather(*creating, return_exceptions=True)
         failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
         if not failures:
-            self._refusals.pop(action.group, None)
+            self._refusals.pop(action.setback, None)
             return True
         made_pods = [outcome for outcome in made if not isinstance(outcome, BaseException)]
         # Those that can't be given back are found again: a replica that isn't whole.
-        await _all(self._delete(raw, pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in made_pods)
-        final = next((f for f in failures if isinstance(f, ApiError) and not f.passing), None)
-        if final is None:
+        for outcome in await asyncio.gather(
+            *(self._delete(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in made_pods),
+            return_exceptions=True,
+        ):
+            if outcome is not None and not isinstance(outcome, (ApiError, *UNREACHABLE)):
+                raise outcome
+        # A refusal says more than an answer that didn't come.
+        failures.sort(key=lambda failure: not isinstance(failure, ApiError) or failure.passing)
+        if not isinstance(failures[0], (ApiError, *UNREACHABLE)):
             raise failures[0]
         what = f"replica {action.index} of {action.group}"
-        await self._refused(cluster, raw, action.group, what, final)
+        await self._refused(cluster, raw, action.setback, what, failures[0], growth=not action.heals)
         return False
 
     async def _create_pod(self, manifest: Manifest) -> dict[str, Any]:
@@ -245,24 +247,32 @@ class Tending:
         return made
 
     async def _refused(
-        self, cluster: Cluster, raw: Mapping[str, Any], name: str, what: str, error: ApiError
+        self,
+        cluster: Cluster,
+        raw: Mapping[str, Any],
+        what: str,
+        told: str,
+        error: Exception,
+        growth: bool = False,
     ) -> None:
-        before = self._refusals.get(name)
-        reason = "QuotaExceeded" if "exceeded quota" in error.message else "Refused"
-        refusal = self._refusals[name] = Refusal(
-            reason=reason,
-            message=error.message,
+        before = self._refusals.get(what)
+        message = error.message if isinstance(error, ApiError) else said(error)
+        refusal = self._refusals[what] = Refusal(
+            reason="QuotaExceeded" if "exceeded quota" in message else "Refused",
+            message=message,
             attempts=before.attempts + 1 if before else 1,
             at=time.time(),
             generation=cluster.generation,
+            growth=growth,
+            passing=not isinstance(error, ApiError) or error.passing,
         )
-        logger.warning("%s/%s: %s can't be made: %s", *self._key, what, error)
-        after = int(refusal.retry_at - refusal.at)
-        await self._tell(
-            raw, Tell(True, reason, f"{what} can't be made: {error.message}; again in {after} s")
-        )
+        logger.warning("%s/%s: %s is refused: %s", *self._key, told, said(error))
+        if refusal.lasts:
+            after = refusal.retry_at - refusal.at
+            note = f"{told} is refused: {message}; again in {after:.0f} s"
+            await self._tell(raw, Tell(True, refusal.reason, note, what))
 
-    async def _delete(self, raw: Mapping[str, Any], name: str, uid: str) -> None:
+    async def _delete(self, name: str, uid: str) -> None:
         self._operator.may_write(self._namespace)
         try:
             path = core_path("pods", self._namespace, name)
@@ -271,10 +281,6 @@ class Tending:
             if _is_gone(error):
                 self._operator.store.forget_pod(self._key, uid)
                 return
-            if not error.passing:
-                await self._tell(
-                    raw, Tell(True, "DeleteRefused", f"{name} can't be deleted: {error.message}")
-                )
             raise
         if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
             self._operator.store.put_pod(left)
@@ -321,8 +327,8 @@ class Tending:
         }
         try:
             await self._operator.api.create(core_path("events", meta["namespace"]), event)
-        except ApiError as error:
-            logger.warning("%s/%s: no event could be written: %s", *self._key, error)
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("%s/%s: no event could be written: %s", *self._key, said(error))
 
     async def _say(
         self, raw: Mapping[str, Any], status: Mapping[str, Any], before: Mapping[str, Any]
@@ -347,12 +353,8 @@ def _is_gone(error: ApiError) -> bool:
     return error.status == 404 or (error.status == 409 and "UID in precondition" in error.message)
 
 
-async def _all(doing: Iterable[Awaitable[None]]) -> list[Exception]:
-    """All of them, whatever becomes of the others; then the errors of the API server."""
-    errors: list[Exception] = []
+async def _all(doing: Iterable[Awaitable[None]]) -> None:
+    """All of them, whatever becomes of the others; then the first that is more than a refusal."""
     for outcome in await asyncio.gather(*doing, return_exceptions=True):
-        if isinstance(outcome, (ApiError, *UNREACHABLE)):
-            errors.append(outcome)
-        elif outcome is not None:
+        if outcome is not None:
             raise outcome
-    return errors

@@ -348,7 +348,7 @@ def _start_params(path: str, member: Mapping[str, Any], *, is_head: bool) -> Ite
             "is set",
             f"move it to {path}.labels, where the autoscaler sees it, too",
         )
-    for key in _PORTS if is_head else ():
+    for key in _PORTS if is_head else _PORTS[-1:]:
         port = params.get(key)
         if isinstance(port, str) and not (_PORT.match(port) and int(port) < 65536):
             yield Problem(f"{path}.rayStartParams.{key}", f"{port!r}", "use a port number, like 6379")
