@@ -202,6 +202,16 @@ BAD: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
         "spec.headGroupSpec.rayStartParams.dashboard-port",
         "port number",
     ),
+    "a network that is to be closed": (
+        lambda r: r["spec"].update(networkPolicy={"mode": "DenyAll"}),
+        "spec.networkPolicy",
+        "NetworkPolicy",
+    ),
+    "traffic that is to be encrypted": (
+        lambda r: r["spec"].update(tlsOptions={"enabled": True}),
+        "spec.tlsOptions",
+        "RAY_USE_TLS",
+    ),
     "somebody unknown in charge": (
         lambda r: r["spec"].update(managedBy="me"),
         "spec.managedBy",

@@ -298,10 +298,10 @@ def test_pods_from_before_are_taken_in_or_named(space: Namespace, operator: Oper
 def test_fields_that_nothing_is_done_with_are_named(space: Namespace, operator: OperatorProcess) -> None:
     strange = group(replicas=1, hosts=1)
     strange["frobnicate"] = True
-    space.apply(cluster(strange, gcsFaultToleranceOptions={"redisAddress": "redis:6379"}))
+    space.apply(cluster(strange, idleTerminationOptions={"timeoutSeconds": 60}))
     space.see(lambda: space.condition("UnsupportedField").get("status") == "True", "the condition")
     message = space.condition("UnsupportedField")["message"]
-    assert "spec.gcsFaultToleranceOptions" in message
+    assert "spec.idleTerminationOptions" in message
     assert "spec.workerGroupSpecs[0].frobnicate" in message
 
 

@@ -85,9 +85,9 @@ def test_kubectl_apply_is_refused_with_the_path_and_a_remedy(validated: Namespac
 def test_a_good_one_passes_and_is_told_what_is_ignored(validated: Namespace) -> None:
     raw = good()
     raw["spec"]["suspend"] = True
-    raw["spec"]["networkPolicy"] = {"mode": "DenyAll"}
+    raw["spec"]["idleTerminationOptions"] = {"timeoutSeconds": 60}
     said = validated.apply(raw, check=False)
-    assert "spec.networkPolicy" in said
+    assert "spec.idleTerminationOptions" in said
     validated.server.kubectl("-n", validated.name, "delete", "raycluster", "demo")
 
 

@@ -96,7 +96,6 @@ async def _run(
 
     from everstep.kube import neighbours, webhook as validating
     from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
-    from everstep.kube.lease import LeaseLost
     from everstep.kube.operator import Operator
 
     log = logging.getLogger("everstep.kube")
@@ -126,9 +125,6 @@ async def _run(
     except* (neighbours.NotHere, NoCluster) as errors:
         click.echo(f"everstep operator: {errors.exceptions[0]}", err=True)
         code = 2
-    except* LeaseLost as errors:
-        log.error("%s: stopping, so that there is one operator", errors.exceptions[0])
-        code = 1
     except* ApiError as errors:
         log.error("the API server: %s", errors.exceptions[0])
         code = 1

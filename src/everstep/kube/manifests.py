@@ -73,13 +73,15 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [names.GROUP], "resources": [names.PLURAL], "verbs": ["get", "list", "watch", "patch"]},
         {"apiGroups": [names.GROUP], "resources": [f"{names.PLURAL}/status"], "verbs": ["patch"]},
         {"apiGroups": [names.GROUP], "resources": [f"{names.PLURAL}/finalizers"], "verbs": ["update"]},
+        # Nobody runs these, and they are told so.
+        {"apiGroups": [names.GROUP], "resources": ["rayjobs", "rayservices"], "verbs": ["list", "watch"]},
         {
             "apiGroups": [""],
             "resources": ["pods"],
             "verbs": ["get", "list", "watch", "create", "patch", "delete"],
         },
         {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch", "create", "patch"]},
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
         # get: whether what is there under their name is of an earlier cluster.
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
         {"apiGroups": [_RBAC], "resources": ["roles", "rolebindings"], "verbs": ["get", "create"]},

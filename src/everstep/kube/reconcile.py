@@ -51,6 +51,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     refusals: Mapping[str, Refusal] = {}
     """By what was refused, as ``setbacks`` names it."""
     failures: Failures = {}
+    suspending: bool = False
+    """It was told to suspend, and some of its Pods are still there: that is brought to its end first."""
     vacated: Collection[tuple[str, int]] = ()
     """Places, by group and index, whose replicas have lately gone."""
 
@@ -65,6 +67,7 @@ class _Reconciliation:
         self.seen = seen
         self.now = now
         self.failures = remembered(seen.failures, now)
+        self.suspended = cluster.suspend or seen.suspending
         self.undeletable = {
             pod.name
             for pod in seen.pods
@@ -106,7 +109,7 @@ class _Reconciliation:
             (p for p in heads if p.leaving is None and p.owner == self.cluster.uid),
             key=lambda p: (p.created, p.name),
         )
-        if self.cluster.suspend:
+        if self.suspended:
             for pod in live:
                 yield from self._delete(pod, "the cluster is suspended")
             return
@@ -135,7 +138,7 @@ class _Reconciliation:
                 yield from self._delete(pod, f"the cluster has no group {pod.group!r}")
 
     def _group(self, group: GroupSpec, pods: Sequence[PodView]) -> Iterator[Action]:
-        suspended = self.cluster.suspend or group.suspend
+        suspended = self.suspended or group.suspend
         if not suspended:
             placed = {pod.uid: pod for pod in adopted(group, pods, self.cluster.uid)}
             pods = [placed.get(pod.uid, pod) for pod in pods]
@@ -161,7 +164,7 @@ class _Reconciliation:
         self, group: GroupSpec, strangers: Sequence[PodView], desired: int
     ) -> Iterator[Action]:
         """Whose replica can't be told: they go where all go, or where they are named."""
-        suspended = self.cluster.suspend or group.suspend
+        suspended = self.suspended or group.suspend
         for pod in strangers:
             if suspended or (desired == 0 and not self.cluster.autoscaling):
                 yield from self._delete(pod, "suspended" if suspended else "no replicas are wanted")
@@ -181,7 +184,7 @@ class _Reconciliation:
             else:
                 healthy.append(replica)
         # Which ones go is the autoscaler's to say, where there is one.
-        suspended = self.cluster.suspend or group.suspend
+        suspended = self.suspended or group.suspend
         surplus = len(healthy) - max(0, room)
         if surplus > 0 and (suspended or not self.cluster.autoscaling):
             healthy.sort(key=lambda replica: (replica.state is not State.READY, replica.index))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.kube import actions, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
 from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
+from everstep.kube.facts import holds
 from everstep.kube.lease import LeaseGone, LeaseLost
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.setbacks import HEAD, Failure, Refusal, of_pod, of_service, remembered
@@ -45,7 +46,9 @@ class Tending:
         self._refusals: dict[str, Refusal] = {}
         self._failures: dict[tuple[str, int], Failure] = {}
         self._written: Mapping[str, Any] | None = None
-        """The status as it was last acknowledged: another CRD may not have kept all of it."""
+        """The status as it was last sent."""
+        self._acknowledged: Mapping[str, Any] = {}
+        """And as it was kept: another CRD may not keep all of it."""
 
     async def run(self) -> None:
         pause = 0.0
@@ -62,10 +65,8 @@ class Tending:
                 wake_at = await self._once(raw) if raw is not None else 0.0
                 pause = 0.0
                 continue
-            except (ApiError, LeaseGone, *UNREACHABLE) as error:
+            except (ApiError, LeaseGone, LeaseLost, *UNREACHABLE) as error:
                 logger.warning("%s/%s: %s", *self._key, said(error))
-            except LeaseLost:
-                raise
             except Exception:
                 # A bug, and the trouble of this cluster: the others go on.
                 logger.exception("%s/%s: this is a bug in the operator", *self._key)
@@ -88,11 +89,11 @@ class Tending:
             self._refusals = describing.refusals(raw.get("status") or {})
             self._failures = describing.failures(raw.get("status") or {})
             self._written = None
-        before = self._written if self._written is not None else raw.get("status") or {}
+        before = self._status_before()
         generation = raw["metadata"].get("generation", 0)
         wrong = problems(raw)
         if wrong:
-            await self._say(raw, describing.refuse(wrong, generation, before, time.time()), before)
+            await self._say(describing.refuse(wrong, generation, before, time.time()))
             return None
         cluster = parse(raw)
         began = time.perf_counter()
@@ -105,8 +106,14 @@ class Tending:
             self.changed.set()  # what was done may have made more to do
         self._failures = remembered(self._failures, time.time())
         described = describing.describe(cluster, self._observed(), unsupported(raw), before, time.time())
-        await self._say(raw, described, before)
+        await self._say(described)
         return plan.wake_at
+
+    def _status_before(self) -> Mapping[str, Any]:
+        if self._written is not None:
+            return self._written
+        raw = self._operator.store.clusters.get(self._key) or {}
+        return raw.get("status") or {}
 
     def _observed(self) -> Observed:
         store = self._operator.store
@@ -122,6 +129,7 @@ class Tending:
             services=store.services(self._key),
             refusals=dict(self._refusals),
             failures=dict(self._failures),
+            suspending=holds(self._status_before(), "RayClusterSuspending"),
             vacated=store.vacated(self._key),
         )
 
@@ -151,7 +159,7 @@ class Tending:
         async with self._operator.slots:
             match action:
                 case Tell():
-                    await self._tell(raw, action)
+                    await self._operator.events.tell(raw, action)
                 case actions.Remember(failure=failure):
                     self._failures[failure.group, failure.index] = failure
                 case actions.CreateService(manifest=manifest):
@@ -270,7 +278,7 @@ class Tending:
         if refusal.lasts:
             after = refusal.retry_at - refusal.at
             note = f"{told} is refused: {message}; again in {after:.0f} s"
-            await self._tell(raw, Tell(True, refusal.reason, note, what))
+            await self._operator.events.tell(raw, Tell(True, refusal.reason, note, what))
 
     async def _delete(self, name: str, uid: str) -> None:
         self._operator.may_write(self._namespace)
@@ -303,49 +311,37 @@ class Tending:
                 raise
             self._operator.store.forget_pod(self._key, action.uid)
 
-    async def _tell(self, raw: Mapping[str, Any], note: Tell) -> None:
-        meta = raw["metadata"]
-        stamp = describing.stamp(time.time())
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{meta['name'][:50]}.", "namespace": meta["namespace"]},
-            "involvedObject": {
-                "apiVersion": raw.get("apiVersion", f"{names.GROUP}/{names.VERSION}"),
-                "kind": names.KIND,
-                "name": meta["name"],
-                "namespace": meta["namespace"],
-                "uid": meta["uid"],
-            },
-            "type": "Warning" if note.warning else "Normal",
-            "reason": note.reason,
-            "message": note.message[:1000],
-            "source": {"component": names.OPERATOR},
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        try:
-            await self._operator.api.create(core_path("events", meta["namespace"]), event)
-        except (ApiError, *UNREACHABLE) as error:
-            logger.warning("%s/%s: no event could be written: %s", *self._key, said(error))
-
-    async def _say(
-        self, raw: Mapping[str, Any], status: Mapping[str, Any], before: Mapping[str, Any]
-    ) -> None:
-        if status == before:
+    async def _say(self, status: Mapping[str, Any]) -> None:
+        raw = self._operator.ours(self._key)
+        if raw is None or raw["metadata"]["uid"] != self._uid:
+            return
+        there = raw.get("status") or {}
+        # The same as before, and nobody else has written over it.
+        if status == self._written and there == self._acknowledged:
             return
         self._operator.may_write(self._namespace)
-        gone = {key: None for key in before if key not in status}
         path = clusters_path(self._namespace, self._name, "status")
-        change = {"metadata": {"uid": raw["metadata"]["uid"]}, "status": {**status, **gone}}
+        change = {"metadata": {"uid": self._uid}, "status": _difference(there, status)}
         try:
-            self._operator.store.put_cluster(await self._operator.api.patch(path, change))
+            answer = await self._operator.api.patch(path, change)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
             return  # deleted, or another one of this name by now: its own events follow
-        self._written = status
+        self._operator.store.put_cluster(answer)
+        self._written, self._acknowledged = status, answer.get("status") or {}
+
+
+def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that makes one of the other."""
+    change: dict[str, Any] = {key: None for key in there if key not in wanted}
+    for key, value in wanted.items():
+        known = there.get(key)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            change[key] = _difference(known, value)
+        elif value != known:
+            change[key] = value
+    return change
 
 
 def _is_gone(error: ApiError) -> bool:

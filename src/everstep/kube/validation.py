@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.kube import names, quantities
+from everstep.kube import fields, names, quantities
 from everstep.kube.shape import misshapen
 from everstep.kube.spec import RestartPolicy
 
@@ -38,56 +38,9 @@ _RESERVED_LABELS = (
     names.HOST_INDEX,
 )
 
-_SPEC = {
-    "autoscalerOptions",
-    "enableInTreeAutoscaling",
-    "headGroupSpec",
-    "headServiceAnnotations",
-    "managedBy",
-    "rayVersion",
-    "suspend",
-    "workerGroupSpecs",
-}
-_HEAD = {"headService", "labels", "rayStartParams", "resources", "serviceType", "template"}
-_GROUP = {
-    "groupName",
-    "idleTimeoutSeconds",
-    "labels",
-    "maxReplicas",
-    "minReplicas",
-    "numOfHosts",
-    "priority",
-    "rayStartParams",
-    "replicas",
-    "resources",
-    "scaleStrategy",
-    "suspend",
-    "template",
-}
-_AUTOSCALER = {
-    "args",
-    "command",
-    "env",
-    "envFrom",
-    "idleTimeoutSeconds",
-    "image",
-    "imagePullPolicy",
-    "resources",
-    "securityContext",
-    "upscalingMode",
-    "version",
-    "volumeMounts",
-}
 # What KubeRay and others read from a cluster's annotations and labels, like ray.io/ft-enabled.
 _OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/")
 _HONOURED = (names.OVERWRITE_COMMAND, names.CLUSTER)
-# These ask for nothing: what they name is how it is here anyway.
-_DEFAULTS: Mapping[str, object] = {
-    "spec.authOptions": {"mode": "disabled"},
-    "spec.upgradeStrategy": {"type": "None"},
-    "spec.headGroupSpec.enableIngress": False,
-    "spec.idleSuspend": False,
-}
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -109,43 +62,32 @@ def problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None = None) ->
 
 def unsupported(raw: Mapping[str, Any]) -> list[str]:
     """The paths of fields that are there and that this operator does nothing with."""
-    spec = raw.get("spec") or {}
-    found = [
+    paths = [
         f"metadata.{kind}[{key}]"
         for kind in ("annotations", "labels")
         for key in (raw.get("metadata") or {}).get(kind) or ()
         if key.startswith(_OF_RAY_AND_KUEUE) and key not in _HONOURED
     ]
-    found += [f"spec.{key}" for key in spec if key not in _SPEC]
-    head = spec.get("headGroupSpec") or {}
-    found += [f"spec.headGroupSpec.{key}" for key in head if key not in _HEAD]
-    service = (head.get("headService") or {}).get("metadata") or {}
-    found += [
+    for path, listed, value in fields.found(raw.get("spec") or {}):
+        field = fields.BY_PATH.get(listed)
+        if field is None or (field.verdict is fields.Verdict.IGNORED and value != field.idle):
+            paths.append(f"spec.{path}")
+    service = ((raw.get("spec") or {}).get("headGroupSpec") or {}).get("headService") or {}
+    known = ("labels", "annotations", "creationTimestamp", "name", "namespace")
+    paths += [
         f"spec.headGroupSpec.headService.metadata.{key}"
-        for key in service
-        if key not in ("labels", "annotations", "creationTimestamp", "name", "namespace")
+        for key in service.get("metadata") or ()
+        if key not in known
     ]
-    for i, group in enumerate(spec.get("workerGroupSpecs") or ()):
-        path = f"spec.workerGroupSpecs[{i}]"
-        found += [f"{path}.{key}" for key in group if key not in _GROUP]
-        found += [
-            f"{path}.scaleStrategy.{key}"
-            for key in group.get("scaleStrategy") or ()
-            if key != "workersToDelete"
-        ]
-    found += [
-        f"spec.autoscalerOptions.{key}"
-        for key in spec.get("autoscalerOptions") or ()
-        if key not in _AUTOSCALER
-    ]
-    return [path for path in found if path not in _DEFAULTS or _at(raw, path) != _DEFAULTS[path]]
+    return paths
 
 
-def _at(raw: Mapping[str, Any], path: str) -> object:
-    value: Any = raw
-    for key in path.split("."):
-        value = value[key]
-    return value
+def _refused(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """What asks for protection that isn't given: a cluster without it isn't the one that was asked for."""
+    for path, listed, value in fields.found(spec):
+        field = fields.BY_PATH.get(listed)
+        if field is not None and field.verdict is fields.Verdict.REFUSED and value not in (None, field.idle):
+            yield Problem(f"spec.{path}", "isn't supported, and it protects something", field.why)
 
 
 def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator[Problem]:
@@ -163,6 +105,7 @@ def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Itera
     if spec is None:
         yield Problem("spec", "is missing", "give headGroupSpec and workerGroupSpecs")
         return
+    yield from _refused(spec)
     yield from _managed_by(spec, before)
     autoscaling = bool(spec.get("enableInTreeAutoscaling"))
     yield from _autoscaler(spec, autoscaling)

@@ -29,6 +29,9 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     leaving: float | None = None
     """When its time to leave is over; ``None`` while nobody has asked it to."""
     ready: bool = False
+    unready_reason: str = ""
+    """The kubelet's word for it."""
+    running: bool = False
     scheduled: bool = False
     waiting_for: str = ""
     """Why it isn't ready."""
@@ -107,6 +110,8 @@ def view(pod: Mapping[str, Any]) -> PodView:
         created=time_of(meta.get("creationTimestamp")) or 0.0,
         leaving=time_of(meta.get("deletionTimestamp")),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
+        unready_reason=(conditions.get("Ready") or {}).get("reason") or "",
+        running=status.get("phase") == "Running",
         scheduled=bool(spec.get("nodeName")),
         waiting_for=_waiting_for(conditions, status),
         broken=_broken(status, state, never),
