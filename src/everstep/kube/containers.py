@@ -67,7 +67,7 @@ def add_ports(container: Manifest, ports: Mapping[str, int]) -> None:
 def add_probes(ray: Manifest, params: Mapping[str, str], ray_version: str, *, is_head: bool) -> None:
     """Alive and ready as Ray itself says. Those that the template brings are left as they are."""
     port = params.get("dashboard-agent-listen-port", AGENT_PORT)
-    if _version(ray_version) >= _ONE_ENDPOINT_SINCE and port.isdigit():
+    if version(ray_version) >= _ONE_ENDPOINT_SINCE and port.isdigit():
         check: Manifest = {"httpGet": {"path": "/api/healthz", "port": int(port)}}
     else:
         urls = [f"http://localhost:{port}/api/local_raylet_healthz"]
@@ -79,6 +79,7 @@ def add_probes(ray: Manifest, params: Mapping[str, str], ray_version: str, *, is
         ray.setdefault(kind, {**check, **times, "timeoutSeconds": 5 if is_head else 2})
 
 
-def _version(text: str) -> tuple[int, ...]:
+def version(text: str) -> tuple[int, ...]:
+    """Of Ray; nothing, where it can't be told."""
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})", text)
     return (int(found[1]), int(found[2])) if found else ()

@@ -84,6 +84,8 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
         # get: whether what is there under their name is of an earlier cluster.
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
+        # The token of a cluster that wants one. They aren't read.
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
         {"apiGroups": [_RBAC], "resources": ["roles", "rolebindings"], "verbs": ["get", "create"]},
     ]
 

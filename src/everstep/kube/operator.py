@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from everstep.kube import names
+from everstep.kube.actions import Tell
 from everstep.kube.api import UNREACHABLE, Api, ApiError, clusters_path, core_path, said
 from everstep.kube.events import Events
 from everstep.kube.informer import Informer
@@ -48,6 +49,11 @@ def is_claimed(raw: Mapping[str, Any], all_clusters: bool) -> bool:
         return False
     annotations = raw["metadata"].get("annotations") or {}
     return all_clusters or annotations.get(names.MANAGED) == "true"
+
+
+def is_held_by_kuberay(raw: Mapping[str, Any]) -> bool:
+    meta = raw["metadata"]
+    return bool(meta.get("deletionTimestamp")) and names.REDIS_FINALIZER in (meta.get("finalizers") or ())
 
 
 class Operator:
@@ -200,11 +206,31 @@ class Operator:
             return
         raw = self._store.clusters.get(key)
         tending = self._tending.get(key)
+        if raw is not None and is_held_by_kuberay(raw) and is_claimed(raw, self._settings.all_clusters):
+            self._tasks.create_task(self._let_go(raw))
         if tending is None and raw is not None and is_claimed(raw, self._settings.all_clusters):
             tending = self._tending[key] = Tending(self, key)
             tending.task = self._tasks.create_task(tending.run())
         if tending is not None:
             tending.changed.set()
+
+    async def _let_go(self, raw: Mapping[str, Any]) -> None:
+        """A cluster that came from KubeRay is held by its finalizer, and nobody else would take it off."""
+        meta = raw["metadata"]
+        kept = [name for name in meta["finalizers"] if name != names.REDIS_FINALIZER]
+        change = {
+            "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"], "finalizers": kept}
+        }
+        message = (
+            f"what the head kept in Redis is left there, in the namespace {meta['uid']} unless the spec "
+            "names another: remove it when it suits you"
+        )
+        try:
+            await self.hold(meta["namespace"])
+            await self._events.tell(raw, Tell(True, "RedisNotCleaned", message))
+            await self._api.patch(clusters_path(meta["namespace"], meta["name"]), change)
+        except (ApiError, LeaseGone, *UNREACHABLE) as error:
+            logger.warning("%s/%s: %s", meta["namespace"], meta["name"], said(error))
 
     def may_write(self, namespace: str) -> None:
         if namespace not in self._leases:

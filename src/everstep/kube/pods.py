@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from everstep import __version__
-from everstep.kube import names, quantities, raystart, services, sidecar
+from everstep.kube import headstate, names, quantities, raystart, services, sidecar
 from everstep.kube.containers import add_env, add_ports, add_probes, field, set_env, share_memory
 from everstep.kube.spec import Cluster, GroupSpec, HeadSpec, Manifest
 
@@ -31,7 +31,9 @@ def head_pod(cluster: Cluster, name: str) -> Manifest:
     head = cluster.head
     pod = _pod(cluster, head, name, names.HEAD, names.HEAD_GROUP)
     ray = pod["spec"]["containers"][0]
-    command = raystart.command(head, {"dashboard-host": "0.0.0.0"}, {}, monitor=not cluster.autoscaling)
+    defaults = {"dashboard-host": "0.0.0.0", **headstate.start_params(cluster)}
+    command = raystart.command(head, defaults, {}, monitor=not cluster.autoscaling)
+    headstate.keep_elsewhere(cluster, pod)
     set_env(
         [ray],
         {"RAY_USAGE_STATS_EXTRA_TAGS": f"kuberay_version=everstep-{__version__};kuberay_crd=RayCluster"},
@@ -76,6 +78,7 @@ def worker_pod(
         )
     if cluster.autoscaling:
         spec["restartPolicy"] = "Never"
+    headstate.wait_for_the_next_head(cluster, ray)
     _run_ray(cluster, group, pod, command, cluster.head_host)
     add_ports(ray, {"metrics": int(group.ray_start_params.get("metrics-export-port") or 0) or 8080})
     spec.setdefault("initContainers", []).append(_wait_for_head(cluster, ray))
@@ -132,6 +135,7 @@ def _run_ray(
             "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
         },
     )
+    headstate.believe(cluster, pod)
     for first in spec.get("initContainers") or ():
         set_env([first], {"FQ_RAY_IP": cluster.head_host, "RAY_IP": cluster.head_service})
     if "plasma-directory" not in member.ray_start_params:

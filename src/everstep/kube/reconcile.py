@@ -22,7 +22,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from everstep.kube import names, pods as build, services, setbacks, sidecar
+from everstep.kube import headstate, names, pods as build, services, setbacks, sidecar
 from everstep.kube.actions import (
     Action,
     ChangeService,
@@ -130,7 +130,10 @@ class _Reconciliation:
             and self._may(setbacks.HEAD)
         ):
             name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
-            yield CreateHead(build.head_pod(self.cluster, name), sidecar.account(self.cluster))
+            yield CreateHead(
+                build.head_pod(self.cluster, name),
+                (*headstate.secret(self.cluster), *sidecar.account(self.cluster)),
+            )
 
     def _of_no_group(self, pods: Sequence[PodView]) -> Iterator[Action]:
         for pod in pods:

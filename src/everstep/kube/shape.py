@@ -70,6 +70,8 @@ _INSIDE: dict[str, Schema] = {
     "headService": _SERVICE,
     "env": _list(_VARIABLE),
     "workersToDelete": _list({}),
+    "redisUsername": _object(value=_TEXT, valueFrom=OPEN),
+    "redisPassword": _object(value=_TEXT, valueFrom=OPEN),
 }
 """What is read deeper down than the list of fields goes, by the field's name."""
 _LOOSE = ("rayStartParams", "labels", "resources", "replicas", "minReplicas", "maxReplicas", "numOfHosts")

@@ -42,7 +42,9 @@ def _container(cluster: Cluster, ray: Manifest) -> Manifest:
         "args": options.get("args") or [start],
         "env": [],
         "resources": options.get("resources") or _DEFAULT_RESOURCES,
-        "volumeMounts": [m for m in ray["volumeMounts"] if m.get("mountPath") == _LOGS]
+        "volumeMounts": [
+            m for m in ray["volumeMounts"] if m.get("mountPath") == _LOGS or m.get("name") == "ray-token"
+        ]
         + list(options.get("volumeMounts") or ()),
     }
     for key in ("envFrom", "securityContext"):
@@ -61,7 +63,9 @@ def _container(cluster: Cluster, ray: Manifest) -> Manifest:
         },
     )
     # Where the head wants a token of its clients, this is one of them.
-    container["env"] += [variable for variable in ray["env"] if variable["name"].startswith("RAY_AUTH_")]
+    container["env"] += [
+        variable for variable in ray["env"] if variable["name"].startswith(("RAY_AUTH_", "RAY_ENABLE_K8S"))
+    ]
     container["env"] += list(options.get("env") or ())
     return container
 

@@ -59,6 +59,27 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.ray_start_params.get("port", "6379"))
 
 
+class FaultTolerance(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the head keeps what it knows, so that its successor knows it, too."""
+
+    namespace: str
+    redis: str | None = None
+    """Its address; none where the head's template says it itself."""
+    username: Manifest | None = None
+    """``value`` or ``valueFrom``, as of an environment variable."""
+    password: Manifest | None = None
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True):
+    """The token that Ray wants of its clients."""
+
+    secret: str
+    made: bool
+    """Whether the Secret is the operator's to make."""
+    of_kubernetes: bool
+    """Instead of one token, those of Kubernetes' accounts."""
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
@@ -72,6 +93,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     autoscaling: bool
     autoscaler: Manifest
     ray_version: str = ""
+    fault_tolerance: FaultTolerance | None = None
+    auth: Auth | None = None
 
     @property
     def head_service(self) -> str:
@@ -125,6 +148,8 @@ def parse(raw: Mapping[str, Any]) -> Cluster:
         autoscaling=bool(spec.get("enableInTreeAutoscaling")),
         autoscaler=spec.get("autoscalerOptions") or {},
         ray_version=spec.get("rayVersion") or "",
+        fault_tolerance=_fault_tolerance(meta, spec.get("gcsFaultToleranceOptions"), annotations),
+        auth=_auth(meta["name"], spec.get("authOptions") or {}),
     )
 
 
@@ -147,6 +172,30 @@ def _group(raw: Mapping[str, Any], cluster_annotations: Mapping[str, str]) -> Gr
         template=template,
         restart=RestartPolicy(annotations.get(names.RESTART_POLICY, RestartPolicy.REPLICA.value)),
     )
+
+
+def _fault_tolerance(
+    meta: Mapping[str, Any], options: Mapping[str, Any] | None, annotations: Mapping[str, str]
+) -> FaultTolerance | None:
+    """By the field, or by the annotation that was there before it."""
+    if options is None and annotations.get(names.FT_ENABLED, "").lower() != "true":
+        return None
+    given = options or {}
+    return FaultTolerance(
+        namespace=given.get("externalStorageNamespace")
+        or annotations.get(names.STORAGE_NAMESPACE)
+        or meta["uid"],
+        redis=given.get("redisAddress"),
+        username=given.get("redisUsername"),
+        password=given.get("redisPassword"),
+    )
+
+
+def _auth(cluster: str, options: Mapping[str, Any]) -> Auth | None:
+    if options.get("mode") != "token":
+        return None
+    given, of_kubernetes = options.get("secretName"), bool(options.get("enableK8sTokenAuth"))
+    return Auth(secret=given or cluster, made=not given and not of_kubernetes, of_kubernetes=of_kubernetes)
 
 
 def _texts(quantities: Mapping[str, Any] | None) -> dict[str, str]:

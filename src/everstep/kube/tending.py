@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from everstep.kube import actions, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
 from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
 from everstep.kube.facts import holds
+from everstep.kube.headstate import TOKEN_KEY
 from everstep.kube.lease import LeaseGone, LeaseLost
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.setbacks import HEAD, Failure, Refusal, of_pod, of_service, remembered
@@ -202,11 +204,15 @@ class Tending:
     async def _create_once(self, manifest: Manifest) -> dict[str, Any]:
         self._operator.may_write(self._namespace)
         path, name = path_for(manifest), manifest["metadata"]["name"]
+        if manifest["kind"] == "Secret":
+            manifest = {**manifest, "stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
         try:
             return await self._operator.api.create(path, manifest)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
+        if manifest["kind"] == "Secret":
+            return manifest  # the user's own, or ours of before; nobody's Secrets are read here
         there = await self._operator.api.get(f"{path}/{name}")
         if owner_of(there) not in (None, self._uid):
             message = (

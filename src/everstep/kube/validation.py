@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from everstep.kube import fields, names, quantities
+from everstep.kube.containers import version
 from everstep.kube.shape import misshapen
 from everstep.kube.spec import RestartPolicy
 
@@ -26,6 +27,7 @@ _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
 _PORT = re.compile(r"^[0-9]{1,5}$")
 _TOPOLOGY = re.compile(r"^[0-9]{1,5}(x[0-9]{1,5}){1,2}$")
 _PORTS = ("port", "dashboard-port", "ray-client-server-port", "metrics-export-port")
+_TOKENS_SINCE = (2, 52)
 _LONGEST_CLUSTER = 50
 _LONGEST_GROUP = 50
 _OURS = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_NAME")
@@ -40,7 +42,7 @@ _RESERVED_LABELS = (
 
 # What KubeRay and others read from a cluster's annotations and labels, like ray.io/ft-enabled.
 _OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/")
-_HONOURED = (names.OVERWRITE_COMMAND, names.CLUSTER)
+_HONOURED = (names.OVERWRITE_COMMAND, names.CLUSTER, names.FT_ENABLED, names.STORAGE_NAMESPACE)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -107,6 +109,8 @@ def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Itera
         return
     yield from _refused(spec)
     yield from _managed_by(spec, before)
+    yield from _fault_tolerance(raw, spec)
+    yield from _auth(spec)
     autoscaling = bool(spec.get("enableInTreeAutoscaling"))
     yield from _autoscaler(spec, autoscaling)
     head = spec.get("headGroupSpec")
@@ -144,6 +148,52 @@ def _managed_by(spec: Mapping[str, Any], before: Mapping[str, Any] | None) -> It
             "spec.managedBy",
             f"changed from {was!r} to {given!r}",
             "it can't change while the cluster lives: delete the cluster and make it anew",
+        )
+
+
+def _fault_tolerance(raw: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Problem]:
+    path = "spec.gcsFaultToleranceOptions"
+    options = spec.get("gcsFaultToleranceOptions")
+    annotations = (raw.get("metadata") or {}).get("annotations") or {}
+    head = spec.get("headGroupSpec") or {}
+    if options is None:
+        return
+    if not options.get("redisAddress"):
+        yield Problem(f"{path}.redisAddress", "is missing", "give Redis' address, like redis:6379")
+    if annotations.get(names.FT_ENABLED, "true").lower() != "true":
+        yield Problem(
+            f"metadata.annotations[{names.FT_ENABLED}]",
+            f"{annotations[names.FT_ENABLED]!r} beside gcsFaultToleranceOptions",
+            "leave the annotation out",
+        )
+    containers = ((head.get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    said = {variable.get("name") for variable in containers[0].get("env") or ()}
+    for name in ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"):
+        if name in said:
+            yield Problem(
+                "spec.headGroupSpec.template.spec.containers[0].env",
+                f"{name} is set beside gcsFaultToleranceOptions",
+                f"say it in {path} alone",
+            )
+    for flag in ("redis-password", "redis-username"):
+        if flag in (head.get("rayStartParams") or {}):
+            yield Problem(
+                f"spec.headGroupSpec.rayStartParams.{flag}",
+                "is set beside gcsFaultToleranceOptions",
+                f"say it in {path} alone",
+            )
+
+
+def _auth(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    options = spec.get("authOptions") or {}
+    mode = options.get("mode")
+    if mode not in (None, "disabled", "token"):
+        yield Problem("spec.authOptions.mode", f"{mode!r} is unknown", "use token, or disabled")
+    if mode == "token" and () < version(spec.get("rayVersion") or "") < _TOKENS_SINCE:
+        yield Problem("spec.rayVersion", f"{spec['rayVersion']!r} knows no tokens", "use Ray 2.52 or later")
+    if options.get("enableK8sTokenAuth") and options.get("secretName"):
+        yield Problem(
+            "spec.authOptions.secretName", "is set beside enableK8sTokenAuth", "choose one of the two"
         )
 
 
