@@ -60,6 +60,7 @@ class World:
         self.refusals: dict[str, Refusal] = {}
         self.failures: dict[tuple[str, int], Failure] = {}
         self.vacated: set[tuple[str, int]] = set()
+        self.served: frozenset[str] = frozenset()
         self.told: list[actions.Tell] = []
         self._uids = 0
 
@@ -81,6 +82,7 @@ class World:
             refusals=dict(self.refusals),
             failures=dict(self.failures),
             vacated=set(self.vacated),
+            served=self.served,
         )
         return reconcile(self.cluster, seen, self.now)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from everstep.kube import names
+from everstep.kube.gangs import GANGS
 from everstep.kube.webhook import Webhook, configuration
 
 Manifest = dict[str, Any]
@@ -49,8 +50,9 @@ def manifests(image: str, home: str, namespaces: Sequence[str], all_clusters: bo
 
 
 def _everywhere() -> list[Manifest]:
-    """Looking for KubeRay, and saying where the webhook is."""
+    """Looking for KubeRay, watching nodes, and saying where the webhook is."""
     return [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
         {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list"]},
         {
             "apiGroups": ["apiextensions.k8s.io"],
@@ -84,6 +86,12 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
         # get: whether what is there under their name is of an earlier cluster.
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
+        # A PodGroup for each slice, where a scheduler knows them.
+        {
+            "apiGroups": sorted(gang.api.partition("/")[0] for gang in GANGS),
+            "resources": ["podgroups"],
+            "verbs": ["create", "patch"],
+        },
         # The token of a cluster that wants one. They aren't read.
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
         {"apiGroups": [_RBAC], "resources": ["roles", "rolebindings"], "verbs": ["get", "create"]},

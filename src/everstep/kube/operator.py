@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from everstep.kube import names
 from everstep.kube.actions import Tell
 from everstep.kube.api import UNREACHABLE, Api, ApiError, clusters_path, core_path, said
 from everstep.kube.events import Events
+from everstep.kube.gangs import served
 from everstep.kube.informer import Informer
 from everstep.kube.lease import Lease, LeaseGone, LeaseLost
 from everstep.kube.store import Key, Store
@@ -76,6 +77,7 @@ class Operator:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                tasks.create_task(self._follow_nodes())
                 for namespace in namespaces:
                     tasks.create_task(self._look_after(namespace, settled[namespace]))
                 for event in settled.values():
@@ -90,6 +92,7 @@ class Operator:
             await self._acquire(_EVERYWHERE, self._settings.lease_namespace, f"{names.OPERATOR}-everywhere")
         else:
             await self._wait_for(namespace, settled)
+        self._store.served = await self._served()
         informers = self._informers[namespace] = self._make_informers(namespace)
         for informer in informers:
             self._tasks.create_task(informer.run())
@@ -150,6 +153,37 @@ class Operator:
             await self._regain(lease)
             await self._look_again(what)
             lease.ours.set()
+
+    async def _served(self) -> frozenset[str]:
+        """What is installed. A scheduler that comes later is found by the next operator."""
+        try:
+            return served(await self._api.get("/apis"))
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("which APIs there are can't be seen: %s", said(error))
+            return frozenset()
+
+    async def _follow_nodes(self) -> None:
+        """Nodes are the cluster's. Where they may not be seen, their Pods tell of them, later."""
+        store = self._store
+
+        def listed(_: str | None, items: Iterable[Any], version: int) -> set[Key]:
+            return store.clusters_on(store.nodes_listed(items, version))
+
+        def put(raw: Any) -> None:
+            store.put_node(raw)
+            for key in store.clusters_on({raw["metadata"]["name"]}):
+                self._changed(key)
+
+        def drop(raw: Any) -> None:
+            store.drop_node(raw)
+            for key in store.clusters_on({raw["metadata"]["name"]}):
+                self._changed(key)
+
+        informer = Informer(self._api, core_path("nodes", None), "", None, listed, put, drop, self._changed)
+        try:
+            await informer.run()
+        except ApiError as error:
+            logger.warning("nodes can't be watched, so that their end is heard of late: %s", error.message)
 
     async def _regain(self, lease: Lease) -> None:
         while True:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from everstep import __version__
-from everstep.kube import headstate, names, quantities, raystart, services, sidecar
+from everstep.kube import farewell, gangs, headstate, names, quantities, raystart, services, sidecar
 from everstep.kube.containers import add_env, add_ports, add_probes, field, set_env, share_memory
 from everstep.kube.spec import Cluster, GroupSpec, HeadSpec, Manifest
 
@@ -47,7 +47,13 @@ def head_pod(cluster: Cluster, name: str) -> Manifest:
 
 
 def worker_pod(
-    cluster: Cluster, group: GroupSpec, name: str, replica: str, index: int, host: int
+    cluster: Cluster,
+    group: GroupSpec,
+    name: str,
+    replica: str,
+    index: int,
+    host: int,
+    gang: gangs.Gang | None = None,
 ) -> Manifest:
     pod = _pod(cluster, group, name, names.WORKER, group.name)
     pod["metadata"]["labels"].update(
@@ -59,6 +65,8 @@ def worker_pod(
         }
     )
     pod["metadata"]["annotations"][names.HOSTS] = str(group.num_of_hosts)
+    if gang is not None and group.num_of_hosts > 1:
+        gangs.join(cluster, group, index, gang, pod)
     spec, ray = pod["spec"], pod["spec"]["containers"][0]
     address = f"{cluster.head_host}:{cluster.head.port}"
     command = raystart.command(group, {"address": address}, _slice_labels(group, index, host))
@@ -79,6 +87,7 @@ def worker_pod(
     if cluster.autoscaling:
         spec["restartPolicy"] = "Never"
     headstate.wait_for_the_next_head(cluster, ray)
+    farewell.say_goodbye(spec, ray)
     _run_ray(cluster, group, pod, command, cluster.head_host)
     add_ports(ray, {"metrics": int(group.ray_start_params.get("metrics-export-port") or 0) or 8080})
     spec.setdefault("initContainers", []).append(_wait_for_head(cluster, ray))
@@ -103,7 +112,7 @@ def _pod(cluster: Cluster, member: HeadSpec | GroupSpec, name: str, node_type: s
                 names.NODE_TYPE: node_type,
                 names.WORKER_GROUP: group,
             },
-            "annotations": dict(meta.get("annotations") or {}),
+            "annotations": {**(meta.get("annotations") or {}), names.TEMPLATE: member.fingerprint},
             **({"finalizers": list(meta["finalizers"])} if meta.get("finalizers") else {}),
             "ownerReferences": [cluster.as_owner],
         },

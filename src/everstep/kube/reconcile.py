@@ -22,7 +22,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from everstep.kube import headstate, names, pods as build, services, setbacks, sidecar
+from everstep.kube import gangs, headstate, names, pods as build, services, setbacks, sidecar
 from everstep.kube.actions import (
     Action,
     ChangeService,
@@ -37,9 +37,12 @@ from everstep.kube.actions import (
 )
 from everstep.kube.replicas import PATIENCE_S, Members, Replica, State, adopted, is_stuck, members
 from everstep.kube.setbacks import Failure, Failures, Refusal, remembered
-from everstep.kube.spec import Cluster, GroupSpec
+from everstep.kube.spec import Cluster, GroupSpec, Upgrade
 from everstep.kube.view import PodView, ServiceView
 
+HALF_BOUND_S = 300.0
+"""How long some hosts of a replica may hold nodes while the others wait for theirs."""
+_HALF_BOUND = "some of its hosts have waited for a node while the others held theirs"
 A_ROUND = 50
 """Replicas of a group that are made until it is looked again: what should be may have changed meanwhile."""
 
@@ -51,6 +54,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     refusals: Mapping[str, Refusal] = {}
     """By what was refused, as ``setbacks`` names it."""
     failures: Failures = {}
+    served: frozenset[str] = frozenset()
+    """The versions of APIs that the server has."""
     suspending: bool = False
     """It was told to suspend, and some of its Pods are still there: that is brought to its end first."""
     vacated: Collection[tuple[str, int]] = ()
@@ -68,6 +73,7 @@ class _Reconciliation:
         self.now = now
         self.failures = remembered(seen.failures, now)
         self.suspended = cluster.suspend or seen.suspending
+        self.gang = gangs.choose(cluster, seen.served)
         self.undeletable = {
             pod.name
             for pod in seen.pods
@@ -114,8 +120,8 @@ class _Reconciliation:
                 yield from self._delete(pod, "the cluster is suspended")
             return
         for pod in live:
-            if pod.broken or pod.node_lost:
-                why = pod.broken or "its node is lost"
+            why = "its node is lost" if pod.node_lost else pod.broken or pod.going or self._outdated_head(pod)
+            if why:
                 yield from self._remember(names.HEAD_GROUP, 0, pod.name, "" if pod.node_lost else pod.broken)
                 deletion = list(self._delete(pod, why))
                 yield from (Tell(True, "HeadReplaced", f"head {pod.name}: {why}", pod.name) for _ in deletion)
@@ -182,6 +188,8 @@ class _Reconciliation:
             named = next((p.name for p in replica.pods if p.name in group.workers_to_delete), None)
             if not replica.whole:
                 doomed.append((replica, replica.reason))
+            elif self._waits_in_vain(group, replica):
+                doomed.append((self._at_fault(replica, _HALF_BOUND), _HALF_BOUND))
             elif named is not None:
                 doomed.append((replica, f"{named} is in workersToDelete"))
             else:
@@ -202,15 +210,43 @@ class _Reconciliation:
     def _outdated(
         self, group: GroupSpec, healthy: Sequence[Replica], *, undisturbed: bool
     ) -> Iterator[tuple[Replica, str]]:
-        """Replicas of another size. Those at work go one at a time, each once the last has been replaced."""
-        old = [replica for replica in healthy if replica.hosts != group.num_of_hosts]
+        """Replicas of another size or template. Those at work go some at a time, each time once the last ones
+        have been replaced.
+        """
+        why = {replica.name: self._changed(group, replica) for replica in healthy}
+        old = [replica for replica in healthy if why[replica.name]]
         at_work = [replica for replica in old if replica.state is State.READY]
-        for replica in old:
-            if replica.state is not State.READY:
-                yield replica, _size(replica, group)
-                undisturbed = False
-        if at_work and undisturbed and all(replica.state is State.READY for replica in healthy):
-            yield at_work[0], _size(at_work[0], group)
+        idle = [replica for replica in old if replica.state is not State.READY]
+        if self.cluster.upgrade is not Upgrade.RECREATE:
+            away = sum(replica.state is not State.READY for replica in healthy) - len(idle)
+            room = 0 if idle or not undisturbed else max(0, self.cluster.max_unavailable - away)
+            at_work = at_work[:room]
+        for replica in (*idle, *at_work):
+            yield replica, why[replica.name]
+
+    def _changed(self, group: GroupSpec, replica: Replica) -> str:
+        if replica.hosts != group.num_of_hosts:
+            return _size(replica, group)
+        rolls = self.cluster.upgrade is not Upgrade.NONE
+        if rolls and replica.template is not None and replica.template != group.fingerprint:
+            return "its template has changed"
+        return ""
+
+    def _outdated_head(self, pod: PodView) -> str:
+        changed = pod.template is not None and pod.template != self.cluster.head.fingerprint
+        return "its template has changed" if changed and self.cluster.upgrade is Upgrade.RECREATE else ""
+
+    def _waits_in_vain(self, group: GroupSpec, replica: Replica) -> bool:
+        """Half of it holds nodes that others could use, and nobody schedules it as one."""
+        if self.gang is not None or group.num_of_hosts == 1 or not replica.half_bound:
+            return False
+        until = max(pod.created for pod in replica.pods) + HALF_BOUND_S
+        if self.now < until:
+            self.wake.append(until)
+        return self.now >= until
+
+    def _at_fault(self, replica: Replica, why: str) -> Replica:
+        return msgspec.structs.replace(replica, fault=why)
 
     def _end(self, group: GroupSpec, replica: Replica, why: str) -> Iterator[Action]:
         live = [pod for pod in replica.pods if pod.leaving is None]
@@ -275,7 +311,7 @@ class _Reconciliation:
             replica = self._name(group.name.lower(), f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
             prefix = f"{self.cluster.name}-{group.name.lower()}-worker"
             made = tuple(self._name(prefix, f"{replica}/{host}") for host in range(group.num_of_hosts))
-            yield CreateReplica(group.name, index, replica, made, heals=index in healing)
+            yield CreateReplica(group.name, index, replica, made, heals=index in healing, gang=self.gang)
 
     def _may(self, what: str) -> bool:
         refusal = self.seen.refusals.get(what)

@@ -35,12 +35,20 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     reason: str = ""
     fault: str = ""
+    template: str | None = None
+    """Which template its Pods were made of, if they say."""
     """What its own containers did, where that is why it is no longer whole: it may well happen again."""
 
     @property
     def whole(self) -> bool:
         """All of its hosts are there, and none is broken or leaving."""
         return self.state in (State.PENDING, State.CREATING, State.READY)
+
+    @property
+    def half_bound(self) -> bool:
+        """Some of its hosts have a node, and others wait for one."""
+        bound = sum(pod.scheduled for pod in self.pods)
+        return self.state is State.PENDING and 0 < bound < len(self.pods)
 
     def holds_its_place(self, now: float, undeletable: Container[str]) -> bool:
         """Whether its Pods, on their way out, will be gone soon enough to be waited for."""
@@ -86,7 +94,14 @@ def _replica(group: GroupSpec, name: str, index: int, pods: list[PodView]) -> Re
     state, reason = _state(group, hosts, pods)
     fault = next((why for pod in pods if (why := _fault(group, hosts, pod))), "")
     return Replica(
-        name=name, index=index, hosts=hosts, pods=tuple(pods), state=state, reason=reason, fault=fault
+        name=name,
+        index=index,
+        hosts=hosts,
+        pods=tuple(pods),
+        state=state,
+        reason=reason,
+        fault=fault,
+        template=next((pod.template for pod in pods if pod.template), None),
     )
 
 
@@ -97,7 +112,7 @@ def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[State
     if leaving:
         return State.DEGRADED, f"{_list(pod.name for pod in leaving)} is being deleted"
     for pod in pods:
-        why = "its node is lost" if pod.node_lost else _fault(group, hosts, pod)
+        why = "its node is lost" if pod.node_lost else pod.going or _fault(group, hosts, pod)
         if why:
             return State.DEGRADED, f"{pod.name}: {why}"
     present = [pod.host for pod in pods]

@@ -5,6 +5,8 @@ Whether a manifest may be read at all is decided in ``validation``; ``parse`` ex
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -14,6 +16,22 @@ import msgspec
 from everstep.kube import names
 
 Manifest = dict[str, Any]
+
+
+def fingerprint(*parts: object) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=dict)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Upgrade(Enum):
+    """What a changed template means for Pods that run."""
+
+    NONE = "None"
+    """Nothing: what is made from then on is as it says."""
+    RECREATE = "Recreate"
+    """All go at once, the head among them."""
+    ROLLING = "Rolling"
+    """Replica by replica."""
 
 
 class RestartPolicy(Enum):
@@ -40,6 +58,11 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     restart: RestartPolicy
 
     @property
+    def fingerprint(self) -> str:
+        """Of all that its Pods are made of."""
+        return fingerprint(self.template, self.ray_start_params, self.resources, self.labels)
+
+    @property
     def desired(self) -> int:
         """How many replicas there should be."""
         return 0 if self.suspend else max(self.min_replicas, min(self.replicas, self.max_replicas))
@@ -53,6 +76,10 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     service: Manifest
     service_type: str | None
     service_annotations: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.template, self.ray_start_params, self.resources, self.labels)
 
     @property
     def port(self) -> int:
@@ -87,6 +114,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     api_version: str
     annotations: Mapping[str, str]
+    labels: Mapping[str, str]
     head: HeadSpec
     groups: tuple[GroupSpec, ...]
     suspend: bool
@@ -95,6 +123,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     ray_version: str = ""
     fault_tolerance: FaultTolerance | None = None
     auth: Auth | None = None
+    upgrade: Upgrade = Upgrade.NONE
+    max_unavailable: int = 1
+    """Replicas of a group that may be away at once for an upgrade."""
 
     @property
     def head_service(self) -> str:
@@ -134,6 +165,7 @@ def parse(raw: Mapping[str, Any]) -> Cluster:
         generation=meta.get("generation", 0),
         api_version=raw.get("apiVersion", f"{names.GROUP}/{names.VERSION}"),
         annotations=annotations,
+        labels=meta.get("labels") or {},
         head=HeadSpec(
             ray_start_params=head.get("rayStartParams") or {},
             resources=_texts(head.get("resources")),
@@ -149,6 +181,8 @@ def parse(raw: Mapping[str, Any]) -> Cluster:
         autoscaler=spec.get("autoscalerOptions") or {},
         ray_version=spec.get("rayVersion") or "",
         fault_tolerance=_fault_tolerance(meta, spec.get("gcsFaultToleranceOptions"), annotations),
+        upgrade=_upgrade(spec.get("upgradeStrategy") or {}, annotations),
+        max_unavailable=int(annotations.get(names.MAX_UNAVAILABLE) or 1),
         auth=_auth(meta["name"], spec.get("authOptions") or {}),
     )
 
@@ -172,6 +206,12 @@ def _group(raw: Mapping[str, Any], cluster_annotations: Mapping[str, str]) -> Gr
         template=template,
         restart=RestartPolicy(annotations.get(names.RESTART_POLICY, RestartPolicy.REPLICA.value)),
     )
+
+
+def _upgrade(strategy: Mapping[str, Any], annotations: Mapping[str, str]) -> Upgrade:
+    if names.MAX_UNAVAILABLE in annotations:
+        return Upgrade.ROLLING
+    return Upgrade.RECREATE if strategy.get("type") == Upgrade.RECREATE.value else Upgrade.NONE
 
 
 def _fault_tolerance(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everstep.kube import quantities
+from everstep.kube import gangs, quantities
 from everstep.kube.conditions import conditions, invalid_spec, stamp
 from everstep.kube.facts import Facts
 from everstep.kube.reconcile import Observed
@@ -38,6 +38,7 @@ def describe(
         **_resources(cluster),
         "head": _head(facts),
         "endpoints": _endpoints(facts),
+        **({"gang": gang.name} if (gang := gangs.choose(cluster, seen.served)) is not None else {}),
         "slices": f"{sum(g['ready'] for g in groups)}/{sum(g['desired'] for g in groups)}",
         "groups": groups,
         **_setbacks(facts),

@@ -8,10 +8,13 @@ later, so that what was just written counts as seen, and what was just deleted d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from everstep.kube import names
+from everstep.kube.nodes import NodeView, node_view, notable
 from everstep.kube.setbacks import STEADY_S
 from everstep.kube.view import PodView, ServiceView, service_view, view
 
@@ -31,6 +34,9 @@ class Store:
         self.clusters: dict[Key, Json] = {}
         self._pods: dict[Key, dict[str, PodView]] = {}
         self._services: dict[Key, dict[str, ServiceView]] = {}
+        self._nodes: dict[str, NodeView] = {}
+        self.served: frozenset[str] = frozenset()
+        """The versions of APIs that the server has."""
         self._buried: dict[str, None] = {}
         """The uids of the last Pods and clusters that went: an answer that comes late mustn't raise them."""
 
@@ -44,6 +50,36 @@ class Store:
             if self._clock() > at + STEADY_S:
                 del places[place]
         return set(places)
+
+    @property
+    def nodes(self) -> dict[str, NodeView]:
+        """Those that there is something to say about."""
+        return notable(self._nodes.values())
+
+    def put_node(self, raw: Json) -> None:
+        seen = node_view(raw)
+        there = self._nodes.get(seen.name)
+        if there is None or seen.version >= there.version:
+            self._nodes[seen.name] = seen
+
+    def drop_node(self, raw: Json) -> None:
+        """A node that is deleted takes its Pods along soon enough."""
+        seen = node_view(raw)
+        self._nodes[seen.name] = msgspec.structs.replace(seen, gone=True)
+
+    def nodes_listed(self, items: Iterable[Json], version: int) -> set[str]:
+        """Returns the names of all that may have changed."""
+        listed = list(items)
+        for item in listed:
+            self.put_node(item)
+        there = {item["metadata"]["name"] for item in listed}
+        for name, seen in list(self._nodes.items()):
+            if name not in there and seen.version <= version:
+                self._nodes[name] = msgspec.structs.replace(seen, gone=True)
+        return set(self._nodes)
+
+    def clusters_on(self, nodes: Container[str]) -> set[Key]:
+        return {key for key, pods in self._pods.items() if any(pod.node in nodes for pod in pods.values())}
 
     def services(self, key: Key) -> dict[str, ServiceView]:
         return dict(self._services.get(key, {}))

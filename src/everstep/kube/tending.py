@@ -19,6 +19,7 @@ from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, p
 from everstep.kube.facts import holds
 from everstep.kube.headstate import TOKEN_KEY
 from everstep.kube.lease import LeaseGone, LeaseLost
+from everstep.kube.nodes import on_nodes
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.setbacks import HEAD, Failure, Refusal, of_pod, of_service, remembered
 from everstep.kube.spec import Cluster, Manifest, parse
@@ -47,6 +48,8 @@ class Tending:
         self._uid = ""
         self._refusals: dict[str, Refusal] = {}
         self._failures: dict[tuple[str, int], Failure] = {}
+        self._look_at: float | None = None
+        """When what is known of nodes may mean something else."""
         self._written: Mapping[str, Any] | None = None
         """The status as it was last sent."""
         self._acknowledged: Mapping[str, Any] = {}
@@ -109,7 +112,7 @@ class Tending:
         self._failures = remembered(self._failures, time.time())
         described = describing.describe(cluster, self._observed(), unsupported(raw), before, time.time())
         await self._say(described)
-        return plan.wake_at
+        return min((at for at in (plan.wake_at, self._look_at) if at is not None), default=None)
 
     def _status_before(self) -> Mapping[str, Any]:
         if self._written is not None:
@@ -119,7 +122,7 @@ class Tending:
 
     def _observed(self) -> Observed:
         store = self._operator.store
-        pods = store.pods(self._key)
+        pods, self._look_at = on_nodes(store.pods(self._key), store.nodes, time.time())
         there = {of_pod(pod.name) for pod in pods}
         self._refusals = {
             what: refusal
@@ -131,6 +134,7 @@ class Tending:
             services=store.services(self._key),
             refusals=dict(self._refusals),
             failures=dict(self._failures),
+            served=store.served,
             suspending=holds(self._status_before(), "RayClusterSuspending"),
             vacated=store.vacated(self._key),
         )
@@ -222,6 +226,18 @@ class Tending:
         there["metadata"].setdefault("labels", {})[names.CLUSTER] = self._name
         return there
 
+    async def _put(self, manifest: Manifest) -> None:
+        """Makes it, or makes what is there of that name the same."""
+        self._operator.may_write(self._namespace)
+        path = path_for(manifest)
+        try:
+            await self._operator.api.create(path, manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            change = {"spec": manifest["spec"], "metadata": {"labels": manifest["metadata"]["labels"]}}
+            await self._operator.api.patch(f"{path}/{manifest['metadata']['name']}", change)
+
     async def _create_head(self, action: actions.CreateHead) -> None:
         for manifest in action.beside:
             await self._create_once(manifest)
@@ -232,6 +248,14 @@ class Tending:
         logger.info(
             "%s/%s: creating replica %d of %s, %s", *self._key, action.index, action.group, action.name
         )
+        pod_group = action.pod_group(cluster)
+        if pod_group is not None:
+            try:
+                await self._put(pod_group)
+            except (ApiError, *UNREACHABLE) as error:
+                told = f"the PodGroup of replica {action.index} of {action.group}"
+                await self._refused(cluster, raw, action.setback, told, error, growth=not action.heals)
+                return False
         creating = [self._create_pod(pod) for pod in action.manifests(cluster)]
         made = await asyncio.gather(*creating, return_exceptions=True)
         failures = [outcome for outcome in made if isinstance(outcome, BaseException)]

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from everstep.kube import fields, names, quantities
+from everstep.kube import fields, gangs, names, quantities
 from everstep.kube.containers import version
 from everstep.kube.shape import misshapen
-from everstep.kube.spec import RestartPolicy
+from everstep.kube.spec import RestartPolicy, Upgrade
 
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 _GROUP_NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$")
@@ -41,8 +41,18 @@ _RESERVED_LABELS = (
 )
 
 # What KubeRay and others read from a cluster's annotations and labels, like ray.io/ft-enabled.
-_OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/")
-_HONOURED = (names.OVERWRITE_COMMAND, names.CLUSTER, names.FT_ENABLED, names.STORAGE_NAMESPACE)
+_OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/", "yunikorn.apache.org/", "volcano.sh/", "kai.scheduler/")
+_HONOURED = (
+    names.OVERWRITE_COMMAND,
+    names.CLUSTER,
+    names.FT_ENABLED,
+    names.STORAGE_NAMESPACE,
+    gangs.LABEL,
+    *gangs.QUEUES,
+    # Kueue reads it, and suspends and resumes the cluster by it.
+    "kueue.x-k8s.io/queue-name",
+    "kueue.x-k8s.io/priority-class",
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -110,6 +120,7 @@ def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Itera
     yield from _refused(spec)
     yield from _managed_by(spec, before)
     yield from _fault_tolerance(raw, spec)
+    yield from _upgrade(raw, spec)
     yield from _auth(spec)
     autoscaling = bool(spec.get("enableInTreeAutoscaling"))
     yield from _autoscaler(spec, autoscaling)
@@ -182,6 +193,17 @@ def _fault_tolerance(raw: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterato
                 "is set beside gcsFaultToleranceOptions",
                 f"say it in {path} alone",
             )
+
+
+def _upgrade(raw: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Problem]:
+    kind = (spec.get("upgradeStrategy") or {}).get("type")
+    if kind not in (None, *(upgrade.value for upgrade in (Upgrade.NONE, Upgrade.RECREATE))):
+        yield Problem("spec.upgradeStrategy.type", f"{kind!r} is unknown", "use None or Recreate")
+    at_once = ((raw.get("metadata") or {}).get("annotations") or {}).get(names.MAX_UNAVAILABLE)
+    if at_once is not None and not re.match(r"^[1-9][0-9]{0,4}$", at_once):
+        yield Problem(
+            f"metadata.annotations[{names.MAX_UNAVAILABLE}]", f"{at_once!r}", "use a whole number, 1 or more"
+        )
 
 
 def _auth(spec: Mapping[str, Any]) -> Iterator[Problem]:

@@ -39,7 +39,12 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it will never be ready again; empty while it may."""
     restarts: int = 0
     """How often Ray's container was started again, or is about to be."""
+    node: str = ""
     node_lost: bool = False
+    going: str = ""
+    """Why it is about to lose its node, if it is."""
+    template: str | None = None
+    """Which template it was made of, as ``spec`` fingerprints them."""
     ip: str = ""
     autoscaler: bool = False
     """Whether Ray's autoscaler runs beside Ray there."""
@@ -116,7 +121,10 @@ def view(pod: Mapping[str, Any]) -> PodView:
         waiting_for=_waiting_for(conditions, status),
         broken=_broken(status, state, never),
         restarts=restarts,
+        node=spec.get("nodeName") or "",
         node_lost=_node_lost(status, conditions),
+        going=_going(conditions),
+        template=annotations.get(names.TEMPLATE),
         ip=status.get("podIP") or "",
         autoscaler=any(c.get("name") == names.AUTOSCALER for c in spec.get("containers") or ()),
         hint=_hint(labels, spec),
@@ -175,6 +183,15 @@ def _node_lost(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool
         status.get("reason") == "NodeLost"
         or status.get("phase") == "Unknown"
         or ready.get("reason") in ("NodeLost", "NodeStatusUnknown")
+    )
+
+
+def _going(conditions: Mapping[str, Any]) -> str:
+    target = conditions.get("DisruptionTarget") or {}
+    if target.get("status") != "True":
+        return ""
+    return (
+        f"it is about to be disrupted: {target.get('message') or target.get('reason') or 'no reason given'}"
     )
 
 

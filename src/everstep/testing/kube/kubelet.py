@@ -246,6 +246,8 @@ class _Life:
         _kill(self._processes[self._pod["spec"]["containers"][0]["name"]])
 
     def end(self, grace_s: float) -> None:
+        if grace_s:
+            self._say_goodbye(grace_s)
         self._ending.set()
         if grace_s:
             for process in list(self._processes.values()):
@@ -258,6 +260,20 @@ class _Life:
         for process in list(self._processes.values()):
             _kill(process)
             process.wait()
+
+    def _say_goodbye(self, grace_s: float) -> None:
+        """The containers' own hooks, for as long as the grace lasts."""
+        for container in self._pod["spec"]["containers"]:
+            hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}
+            process = self._processes.get(container["name"])
+            if not hook or process is None or process.poll() is not None:
+                continue
+            environment = self._environment(container)
+            log = (self._logs / f"{self.name}.{container['name']}.log").open("ab")
+            with log, contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    hook["command"], env=environment, cwd=self._logs, stdout=log, stderr=log, timeout=grace_s
+                )
 
     def remove(self) -> None:
         """Say that it is over: then the API server lets it go."""
