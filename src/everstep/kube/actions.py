@@ -85,6 +85,8 @@ class Tell(msgspec.Struct, frozen=True):
     message: str
     about: str = ""
     """What it is about. The same reason about the same thing is one event that is counted up."""
+    group: str = ""
+    """The worker group that it is about, if it is."""
 
 
 class Remember(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ Manifest = dict[str, Any]
 
 _RBAC = "rbac.authorization.k8s.io"
 _PORT = 9443
+_METRICS_PORT = 8080
 
 
 def manifests(image: str, home: str, namespaces: Sequence[str], all_clusters: bool) -> list[Manifest]:
@@ -108,6 +109,7 @@ def _leases() -> Manifest:
 
 def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: bool) -> Manifest:
     arguments = ["operator", "run", f"--lease-namespace={home}", f"--webhook-service={home}/{names.OPERATOR}"]
+    arguments.append(f"--metrics-port={_METRICS_PORT}")
     arguments += [f"--namespace={namespace}" for namespace in namespaces]
     if all_clusters:
         arguments.append("--all-clusters")
@@ -117,8 +119,18 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
         "image": image,
         "command": ["everstep"],
         "args": arguments,
-        "ports": [{"name": "webhook", "containerPort": _PORT}],
+        "ports": [
+            {"name": "webhook", "containerPort": _PORT},
+            {"name": "metrics", "containerPort": _METRICS_PORT},
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        # One that stands by lives, and is ready once it has the lease.
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": _METRICS_PORT},
+            "initialDelaySeconds": 10,
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+        },
         "readinessProbe": {"httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": _PORT}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -137,7 +149,13 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {
+                        "prometheus.io/scrape": "true",
+                        "prometheus.io/port": str(_METRICS_PORT),
+                    },
+                },
                 "spec": {
                     "serviceAccountName": names.OPERATOR,
                     "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},

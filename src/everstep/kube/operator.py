@@ -21,6 +21,7 @@ from everstep.kube.events import Events
 from everstep.kube.gangs import served
 from everstep.kube.informer import Informer
 from everstep.kube.lease import Lease, LeaseGone, LeaseLost
+from everstep.kube.metrics import Metrics
 from everstep.kube.store import Key, Store
 from everstep.kube.strangers import Strangers
 from everstep.kube.tending import Tending
@@ -60,6 +61,8 @@ def is_held_by_kuberay(raw: Mapping[str, Any]) -> bool:
 class Operator:
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api = api
+        self.metrics = Metrics()
+        api.on_answer = self.metrics.called
         self._settings = settings
         self._store = Store()
         self._events = Events(api)
@@ -129,6 +132,7 @@ class Operator:
         lease = Lease(self._api, namespace, name, self._settings.lease_s)
         await lease.acquire()
         lease.ours.set()
+        self.metrics.leads(what, True)
         self._leases[what] = lease
         self._tasks.create_task(self._keep(what, lease))
 
@@ -146,13 +150,16 @@ class Operator:
                 if what != _EVERYWHERE:
                     # Likely its namespace is. Whoever has a cluster there asks for it again.
                     lease.ours.clear()
+                    self.metrics.leads(what, False)
                     del self._leases[what]
                     lease.ours.set()  # whoever waits finds that it is no more
                     return
             lease.ours.clear()
+            self.metrics.leads(what, False)
             await self._regain(lease)
             await self._look_again(what)
             lease.ours.set()
+            self.metrics.leads(what, True)
 
     async def _served(self) -> frozenset[str]:
         """What is installed. A scheduler that comes later is found by the next operator."""
@@ -285,6 +292,7 @@ class Operator:
 
     def forget(self, key: Key) -> None:
         self._tending.pop(key, None)
+        self.metrics.forget(key)
 
     @property
     def api(self) -> Api:

@@ -260,7 +260,7 @@ class _Reconciliation:
             what = f"replica {replica.index} of {group.name} ({replica.name})"
             broken = replica.state is State.DEGRADED
             reason = "ReplicaReplaced" if broken else "ReplicaDeleted"
-            yield Tell(broken, reason, f"{what} is deleted whole: {why}", replica.name)
+            yield Tell(broken, reason, f"{what} is deleted whole: {why}", replica.name, group.name)
         yield from deletions
 
     def _delete(self, pod: PodView, why: str) -> Iterator[Action]:

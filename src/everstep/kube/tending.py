@@ -111,6 +111,7 @@ class Tending:
             self.changed.set()  # what was done may have made more to do
         self._failures = remembered(self._failures, time.time())
         described = describing.describe(cluster, self._observed(), unsupported(raw), before, time.time())
+        self._operator.metrics.described(self._key, described)
         await self._say(described)
         return min((at for at in (plan.wake_at, self._look_at) if at is not None), default=None)
 
@@ -141,6 +142,9 @@ class Tending:
 
     async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> None:
         """All of it, whatever becomes of its parts."""
+        for action in plan.actions:
+            if isinstance(action, Tell) and action.reason == "ReplicaReplaced":
+                self._operator.metrics.replaced(self._key, action.group)
         others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
         await _all(self._do(cluster, raw, action) for action in others)
         # Fresh facts, fresh chances: a refusal of an older spec is over.
