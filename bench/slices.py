@@ -20,10 +20,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from everstep.kube import services
 from everstep.kube.crd import custom_resource_definition
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.spec import parse
-from everstep.kube.view import view
+from everstep.kube.view import service_view, view
 from everstep.testing.kube import ApiServer
 
 HOSTS = 4
@@ -92,7 +93,8 @@ def _measure(server: ApiServer, size: int) -> list[str]:
 def _decide(cluster: dict[str, Any], pods: list[dict[str, Any]]) -> float:
     """The median of deciding what to do about one missing Pod."""
     parsed, views = parse(cluster), [view(pod) for pod in pods[1:]]
-    seen = Observed(pods=views, services=frozenset({"slices-head-svc", "slices-headless"}))
+    there = {s["metadata"]["name"]: service_view(s) for s in services.wanted(parsed)}
+    seen = Observed(pods=views, services=there)
     # The operator keeps no manifests; ours shouldn't be walked through by the collector meanwhile.
     gc.collect()
     gc.freeze()

@@ -54,7 +54,25 @@ api_server() {
     printf '\n  !! %s\n\n' "There is no Kubernetes API server here (see above): the operator's tests will be skipped." >&2
     [ -z "${EVERSTEP_CI:-}" ] || exit 1
 }
+as_root=()
+[ "$(id -u)" = 0 ] || as_root=(sudo -n)
+can_install() { command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; }
+install_packages() {
+    "${as_root[@]}" apt-get update -qq
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+# Redis keeps the head's state in one of the operator's tests. As for the API server: loud, and CI doesn't go on.
+needs_redis() { [ "$what" = all ] && ! command -v redis-server >/dev/null; }
+redis() {
+    needs_redis || return 0
+    if can_install && install_packages redis-server; then
+        return
+    fi
+    printf '\n  !! %s\n\n' "There is no redis-server here, and it can't be installed: the tests of a head that outlives itself will be skipped. Install it: sudo apt-get install redis-server" >&2
+    [ -z "${EVERSTEP_CI:-}" ] || exit 1
+}
 if recorded all || recorded "$what"; then
+    redis
     api_server
     exit 0
 fi
@@ -64,7 +82,7 @@ venv_by=$("$python" -c 'import venv, ensurepip; print("venv")' 2>/dev/null || tr
 if [ -z "$venv_by" ]; then
     if "$python" -c 'import venv, pip; assert int(pip.__version__.split(".")[0]) >= 23' 2>/dev/null; then
         venv_by=pip
-    elif command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; then
+    elif can_install; then
         venv_by=apt
     else
         fail "Python $version here can't make virtual environments (no ensurepip), and has no pip of at least 23." \
@@ -72,13 +90,13 @@ if [ -z "$venv_by" ]; then
     fi
 fi
 
-packages=$(grep -c == "$constraints")
+pinned=$(grep -c == "$constraints")
 echo "Setting up ($what):"
 echo "  Python  $version, $python"
 if [ "$what" = demo ]; then
     echo "  fetch   Everstep's own few dependencies, JAX and NumPy for CPU, about 150 MB, by pip, exact versions from $constraints"
 else
-    echo "  fetch   up to $packages packages by pip, exact versions from $constraints:"
+    echo "  fetch   up to $pinned packages by pip, exact versions from $constraints:"
     echo "          JAX, PyTorch with torchft, Ray with Ray Train, pandas, Matplotlib, and the tools for tests, about 730 MB with a torch for CPU"
 fi
 server=
@@ -91,18 +109,18 @@ else
     echo "  build   Everstep itself, in place; nothing is compiled"
     echo "  into    .venv in this folder, nowhere else"
 fi
-if [ "$venv_by" = apt ]; then
-    echo "  root    the system package python3-venv, by apt-get"
+system=()
+[ "$venv_by" != apt ] || system+=(python3-venv)
+if needs_redis && can_install; then system+=(redis-server); fi
+if [ ${#system[@]} -gt 0 ]; then
+    echo "  root    system packages, by apt-get: ${system[*]}"
 else
     echo "  root    nothing"
 fi
 echo
 
 if [ "$venv_by" = apt ]; then
-    as_root=()
-    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
-    "${as_root[@]}" apt-get update -qq
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv
+    install_packages python3-venv
 fi
 
 # Half a .venv, or one of another Python, is no ground to build on.
@@ -126,4 +144,5 @@ fi
 install --no-build-isolation --editable ".[$extras]"
 
 echo "$stamp" >".venv/.everstep-$what"
+redis
 api_server

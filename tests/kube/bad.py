@@ -85,10 +85,10 @@ BAD: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
         "at least one",
     ),
     "a group without a name": (lambda r: _first(r).pop("groupName"), f"{G}.groupName", "name the group"),
-    "a group's name with capitals": (_changed(groupName="TPU"), f"{G}.groupName", "lower-case"),
+    "a group's name that no host can have": (_changed(groupName="tpu_v6"), f"{G}.groupName", "dashes"),
     "the head's own name for a group": (_changed(groupName="headgroup"), f"{G}.groupName", "another name"),
     "two groups of one name": (
-        lambda r: r["spec"]["workerGroupSpecs"].append(group()),
+        lambda r: r["spec"]["workerGroupSpecs"].append(group("TPU")),
         "spec.workerGroupSpecs[1].groupName",
         "of its own",
     ),
@@ -202,6 +202,16 @@ BAD: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
         "spec.headGroupSpec.rayStartParams.dashboard-port",
         "port number",
     ),
+    "a network that is to be closed": (
+        lambda r: r["spec"].update(networkPolicy={"mode": "DenyAll"}),
+        "spec.networkPolicy",
+        "NetworkPolicy",
+    ),
+    "traffic that is to be encrypted": (
+        lambda r: r["spec"].update(tlsOptions={"enabled": True}),
+        "spec.tlsOptions",
+        "RAY_USE_TLS",
+    ),
     "somebody unknown in charge": (
         lambda r: r["spec"].update(managedBy="me"),
         "spec.managedBy",
@@ -213,7 +223,7 @@ BY_SCHEMA = {
     "no head",
     "a head without containers",
     "a group without a name",
-    "a group's name with capitals",
+    "a group's name that no host can have",
     "fewer than no replicas",
     "replicas without hosts",
     "an unknown way to scale up",

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.kube.actions import CreateHead, CreateReplica, CreateService, DeletePod, LabelPod
 from everstep.kube.replicas import PATIENCE_S
-from everstep.kube.setbacks import STEADY_S, Refusal
+from everstep.kube.setbacks import STEADY_S, Refusal, of_growth, of_pod, of_replica, of_service
 from kube.world import GRACE_S, UID, World, group, manifest, template
 
 
@@ -27,7 +27,7 @@ def test_a_group_is_made_whole_with_indices_from_zero() -> None:
     assert [(p.index, p.host) for p in world.workers] == [(i, h) for i in range(3) for h in range(4)]
     assert len({p.replica for p in world.workers}) == 3
     assert len({p.name for p in world.pods.values()}) == 13
-    assert world.services == {"demo-head-svc", "demo-headless"}
+    assert set(world.services) == {"demo-head-svc", "demo-headless"}
 
 
 def test_nothing_to_do_is_nothing_done() -> None:
@@ -249,8 +249,8 @@ def test_a_dead_head_is_replaced_and_there_are_never_two() -> None:
 def test_what_was_refused_is_tried_again_later_and_at_once_when_the_spec_changes() -> None:
     world = settled()
     world.raw["spec"]["workerGroupSpecs"][0]["replicas"] = 4
-    world.refusals["tpu"] = Refusal(
-        reason="QuotaExceeded", message="exceeded quota", attempts=2, at=world.now, generation=1
+    world.refusals[of_growth("tpu")] = Refusal(
+        reason="QuotaExceeded", message="exceeded quota", attempts=2, at=world.now, generation=1, growth=True
     )
     plan = world.plan()
     assert plan.actions == ()
@@ -409,10 +409,51 @@ def test_pods_whose_replica_cant_be_told_go_when_they_are_named_and_when_none_ar
 
 def test_a_service_that_was_refused_is_tried_again_later() -> None:
     world = settled()
-    world.services.discard("demo-head-svc")
-    world.refusals["demo-head-svc"] = Refusal(
+    del world.services["demo-head-svc"]
+    world.refusals[of_service("demo-head-svc")] = Refusal(
         reason="PodsRefused", message="invalid", attempts=1, at=world.now, generation=1
     )
     assert world.plan().actions == ()
     world.raw["metadata"]["generation"] = 2
     assert len([a for a in world.plan().actions if isinstance(a, CreateService)]) == 1
+
+
+def test_a_place_that_was_taken_is_filled_though_the_group_may_not_grow() -> None:
+    world = settled()
+    world.raw["spec"]["workerGroupSpecs"][0]["replicas"] = 4
+    refused = Refusal(
+        reason="QuotaExceeded", message="no", attempts=3, at=world.now, generation=1, growth=True
+    )
+    world.refusals[of_growth("tpu")] = refused
+    for pod in world.replica(1):
+        del world.pods[pod.name]
+    world.vacated.add(("tpu", 1))
+    made = [a for a in world.plan().actions if isinstance(a, CreateReplica)]
+    assert [(a.index, a.heals) for a in made] == [(1, True)]
+    # Refused itself, it waits for itself; then it comes before what grows.
+    world.refusals[of_replica("tpu", 1)] = Refusal(
+        reason="QuotaExceeded", message="no", attempts=1, at=world.now, generation=1
+    )
+    assert not [a for a in world.plan().actions if isinstance(a, CreateReplica)]
+    world.now = refused.retry_at
+    assert [a.index for a in world.plan().actions if isinstance(a, CreateReplica)] == [1, 3]
+
+
+def test_a_pod_that_cant_be_deleted_costs_an_index_and_no_other_pod() -> None:
+    world = settled()
+    stays = world.replica(1)[0]
+    world.change(stays.name, broken="Failed")
+    world.step()
+    world.pods[stays.name] = stays
+    world.change(stays.name, broken="Failed")
+    world.refusals[of_pod(stays.name)] = Refusal(
+        reason="Refused", message="no", attempts=3, at=world.now, generation=1
+    )
+    world.kubelets()
+    world.change(stays.name, leaving=None)
+    plan = world.plan()
+    assert [a.index for a in plan.actions if isinstance(a, CreateReplica)] == [3]
+    assert not [a for a in plan.actions if isinstance(a, DeletePod)], "it isn't its turn yet"
+    assert plan.wake_at is not None
+    world.now += 4
+    assert [a.name for a in world.plan().actions if isinstance(a, DeletePod)] == [stays.name]

@@ -13,7 +13,7 @@ from kube.world import World, group, manifest
 def described(world: World, before: dict[str, Any] | None = None) -> dict[str, Any]:
     seen = Observed(
         pods=list(world.pods.values()),
-        services=frozenset(world.services),
+        services=dict(world.services),
         refusals=world.refusals,
         failures=world.failures,
     )
@@ -44,7 +44,8 @@ def test_replicas_that_are_not_ready_are_listed_with_why_and_since_when() -> Non
     broken = world.replica(1)[2]
     world.change(broken.name, broken="Failed: Evicted")
     second = described(world, first)
-    assert (second["slices"], second["state"]) == ("2/3", "degraded")
+    assert (second["slices"], second["state"]) == ("2/3", "ready"), "as KubeRay's"
+    assert condition(second, "Degraded")["message"] == "tpu: 2 of 3 replicas"
     [listed] = second["groups"][0]["replicas"]
     assert (listed["index"], listed["state"]) == (1, "Degraded")
     assert listed["reason"] == f"{broken.name}: Failed: Evicted"
@@ -58,7 +59,7 @@ def test_one_groups_surplus_doesnt_make_up_for_anothers_lack() -> None:
     world.change(world.replica(0, "b")[0].name, ready=False)
     said = described(world, {"state": "ready"})
     assert said["slices"] == "2/2"
-    assert said["state"] == "degraded"
+    assert condition(said, "Degraded")["status"] == "True"
 
 
 def test_pods_of_an_earlier_cluster_of_this_name_dont_count() -> None:
@@ -100,7 +101,7 @@ def test_failures_and_refusals_are_remembered_for_the_next_operator() -> None:
         world.settle()
     world.refusals = {
         name: Refusal(reason="Refused", message="no", attempts=2, at=world.now, generation=1)
-        for name in ("tpu", "headgroup", "demo-head-svc")
+        for name in ("Group/tpu", "Head", "Service/demo-head-svc")
     }
     said = described(world)
     assert condition(said, "ReplicaFailure")["status"] == "True"

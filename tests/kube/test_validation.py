@@ -46,11 +46,11 @@ def test_what_kuberay_reads_elsewhere_is_named_too() -> None:
         {"ray.io/ft-enabled": "true", "ray.io/overwrite-container-cmd": "true"}
     )
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine", "team": "ours"}
-    raw["spec"]["headGroupSpec"]["headService"] = {"metadata": {"name": "mine", "labels": {"a": "b"}}}
+    raw["spec"]["headGroupSpec"]["headService"] = {"metadata": {"generateName": "mine"}}
     assert unsupported(raw) == [
         "metadata.annotations[ray.io/ft-enabled]",
         "metadata.labels[kueue.x-k8s.io/queue-name]",
-        "spec.headGroupSpec.headService.metadata.name",
+        "spec.headGroupSpec.headService.metadata.generateName",
     ]
 
 
@@ -85,9 +85,9 @@ def test_kubectl_apply_is_refused_with_the_path_and_a_remedy(validated: Namespac
 def test_a_good_one_passes_and_is_told_what_is_ignored(validated: Namespace) -> None:
     raw = good()
     raw["spec"]["suspend"] = True
-    raw["spec"]["networkPolicy"] = {"mode": "DenyAll"}
+    raw["spec"]["idleTerminationOptions"] = {"timeoutSeconds": 60}
     said = validated.apply(raw, check=False)
-    assert "spec.networkPolicy" in said
+    assert "spec.idleTerminationOptions" in said
     validated.server.kubectl("-n", validated.name, "delete", "raycluster", "demo")
 
 

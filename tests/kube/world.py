@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from everstep.kube import actions
+from everstep.kube import actions, services
 from everstep.kube.actions import Plan
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.setbacks import Failure, Refusal
 from everstep.kube.spec import Cluster, parse
-from everstep.kube.view import PodView, view
+from everstep.kube.view import PodView, ServiceView, service_view, view
 
 UID = "cluster-uid"
 GRACE_S = 30.0
@@ -56,9 +56,11 @@ class World:
         self.raw = copy.deepcopy(raw)
         self.now = 1000.0
         self.pods: dict[str, PodView] = {}
-        self.services: set[str] = set()
+        self.services: dict[str, ServiceView] = {}
         self.refusals: dict[str, Refusal] = {}
         self.failures: dict[tuple[str, int], Failure] = {}
+        self.vacated: set[tuple[str, int]] = set()
+        self.served: frozenset[str] = frozenset()
         self.told: list[actions.Tell] = []
         self._uids = 0
 
@@ -76,9 +78,11 @@ class World:
     def plan(self) -> Plan:
         seen = Observed(
             pods=list(self.pods.values()),
-            services=frozenset(self.services),
+            services=dict(self.services),
             refusals=dict(self.refusals),
             failures=dict(self.failures),
+            vacated=set(self.vacated),
+            served=self.served,
         )
         return reconcile(self.cluster, seen, self.now)
 
@@ -100,7 +104,10 @@ class World:
         for action in plan.actions:
             match action:
                 case actions.CreateService(manifest=made):
-                    self.services.add(made["metadata"]["name"])
+                    self.services[made["metadata"]["name"]] = service_view(made)
+                case actions.ChangeService(name=name):
+                    wanted = {s["metadata"]["name"]: s for s in services.wanted(self.cluster)}
+                    self.services[name] = service_view(wanted[name])
                 case actions.CreateHead(manifest=made):
                     self.add(made)
                 case actions.CreateReplica():

@@ -45,6 +45,7 @@ def operator() -> None:
 @click.option("--webhook-service", metavar="N/NAME", help="Validate RayClusters, behind this Service.")
 @click.option("--webhook-url", metavar="URL", help="Validate RayClusters, at this URL.")
 @click.option("--webhook-port", default=9443, show_default=True, help="Where the webhook listens.")
+@click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics and /healthz there.")
 @click.option("--verbose", "-v", is_flag=True)
 def run(
     namespaces: tuple[str, ...],
@@ -56,6 +57,7 @@ def run(
     webhook_service: str | None,
     webhook_url: str | None,
     webhook_port: int,
+    metrics_port: int | None,
     verbose: bool,
 ) -> None:
     """Look after RayClusters, until stopped. The cluster is found as kubectl finds it."""
@@ -84,19 +86,22 @@ def run(
         webhook = Webhook(port=webhook_port, address=address, service=service, url=webhook_url)
     import asyncio
 
-    code = asyncio.run(_run(settings, webhook, kubeconfig, context))
+    code = asyncio.run(_run(settings, webhook, metrics_port, kubeconfig, context))
     if code:
         sys.exit(code)
 
 
 async def _run(
-    settings: Settings, webhook: Webhook | None, kubeconfig: str | None, context: str | None
+    settings: Settings,
+    webhook: Webhook | None,
+    metrics_port: int | None,
+    kubeconfig: str | None,
+    context: str | None,
 ) -> int:
     import asyncio
 
-    from everstep.kube import neighbours, webhook as validating
+    from everstep.kube import metrics, neighbours, webhook as validating
     from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
-    from everstep.kube.lease import LeaseLost
     from everstep.kube.operator import Operator
 
     log = logging.getLogger("everstep.kube")
@@ -109,6 +114,9 @@ async def _run(
     async def look_after() -> None:
         async with await Api.connect(kubeconfig, context) as api, contextlib.AsyncExitStack() as around:
             await neighbours.check(api, settings)
+            running = Operator(api, settings)
+            if metrics_port is not None:
+                await around.enter_async_context(metrics.served(running.metrics, metrics_port))
 
             async def ready() -> None:
                 if webhook is not None:
@@ -116,7 +124,7 @@ async def _run(
                 where = ", ".join(settings.namespaces) or "all namespaces"
                 log.info("looking after RayClusters in %s", where)
 
-            await Operator(api, settings).run(ready)
+            await running.run(ready)
 
     code = 0
     try:
@@ -126,9 +134,6 @@ async def _run(
     except* (neighbours.NotHere, NoCluster) as errors:
         click.echo(f"everstep operator: {errors.exceptions[0]}", err=True)
         code = 2
-    except* LeaseLost as errors:
-        log.error("%s: stopping, so that there is one operator", errors.exceptions[0])
-        code = 1
     except* ApiError as errors:
         log.error("the API server: %s", errors.exceptions[0])
         code = 1

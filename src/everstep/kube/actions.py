@@ -6,13 +6,20 @@ from collections.abc import Mapping
 
 import msgspec
 
-from everstep.kube import pods as build
-from everstep.kube.setbacks import Failure
-from everstep.kube.spec import Cluster, Manifest
+from everstep.kube import gangs, pods as build
+from everstep.kube.setbacks import Failure, of_growth, of_replica
+from everstep.kube.spec import Cluster, GroupSpec, Manifest
 
 
 class CreateService(msgspec.Struct, frozen=True):
     manifest: Manifest
+
+
+class ChangeService(msgspec.Struct, frozen=True):
+    """It is there, and isn't as it should be."""
+
+    name: str
+    change: Manifest
 
 
 class CreateHead(msgspec.Struct, frozen=True):
@@ -29,13 +36,30 @@ class CreateReplica(msgspec.Struct, frozen=True):
     name: str
     pods: tuple[str, ...]
     """Their names, by host. What they are like is made when its turn comes: a thousand replicas are a lot."""
+    heals: bool = False
+    """There was one in its place."""
+    gang: gangs.Gang | None = None
+    """Who schedules its Pods as one, if somebody does."""
+
+    @property
+    def setback(self) -> str:
+        return of_replica(self.group, self.index) if self.heals else of_growth(self.group)
 
     def manifests(self, cluster: Cluster) -> list[Manifest]:
-        group = next(group for group in cluster.groups if group.name == self.group)
+        group = self._spec(cluster)
         return [
-            build.worker_pod(cluster, group, pod, self.name, self.index, host)
+            build.worker_pod(cluster, group, pod, self.name, self.index, host, self.gang)
             for host, pod in enumerate(self.pods)
         ]
+
+    def pod_group(self, cluster: Cluster) -> Manifest | None:
+        """What has to be there before its Pods."""
+        if self.gang is None or len(self.pods) == 1:
+            return None
+        return gangs.pod_group(cluster, self._spec(cluster), self.index, self.gang)
+
+    def _spec(self, cluster: Cluster) -> GroupSpec:
+        return next(group for group in cluster.groups if group.name == self.group)
 
 
 class DeletePod(msgspec.Struct, frozen=True):
@@ -59,6 +83,10 @@ class Tell(msgspec.Struct, frozen=True):
     warning: bool
     reason: str
     message: str
+    about: str = ""
+    """What it is about. The same reason about the same thing is one event that is counted up."""
+    group: str = ""
+    """The worker group that it is about, if it is."""
 
 
 class Remember(msgspec.Struct, frozen=True):
@@ -67,7 +95,7 @@ class Remember(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Action = CreateService | CreateHead | CreateReplica | DeletePod | LabelPod | Remember | Tell
+Action = CreateService | ChangeService | CreateHead | CreateReplica | DeletePod | LabelPod | Remember | Tell
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ class Api:
         self, configuration: client.Configuration, credentials: config.KubeConfigLoader | None = None
     ) -> None:
         self.configuration = configuration
+        self.on_answer: Callable[[str, int], None] = lambda method, code: None
+        """Hears of each request's method and the answer's status."""
         self._client = client.ApiClient(configuration)
         self._client.user_agent = f"everstep-operator/{__version__}"
         self._refreshing = asyncio.create_task(_keep_fresh(configuration, credentials))
@@ -184,6 +186,7 @@ class Api:
             _return_http_data_only=True,
             _request_timeout=patience,
         )
+        self.on_answer(method, response.status)
         if response.status >= 400:
             async with response:
                 raise _error(response.status, await response.read())

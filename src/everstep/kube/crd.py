@@ -10,11 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.kube import names
+from everstep.kube.fields import OPEN, Schema, spec_schema
 
-Schema = dict[str, Any]
-
-_OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _TIME: Schema = {"type": "string", "format": "date-time"}
 
 
@@ -47,7 +44,7 @@ def custom_resource_definition() -> dict[str, Any]:
                         "openAPIV3Schema": {
                             "type": "object",
                             "required": ["spec"],
-                            "properties": {"spec": _spec(), "status": _status()},
+                            "properties": {"spec": spec_schema(), "status": _status()},
                         }
                     },
                 }
@@ -72,92 +69,6 @@ _COLUMNS = [
 ]
 
 
-def _count(least: int = 0, **more: Any) -> Schema:
-    return {"type": "integer", "format": "int32", "minimum": least, **more}
-
-
-def _spec() -> Schema:
-    member = {
-        "template": {
-            **_OPEN,
-            "required": ["spec"],
-            "properties": {
-                "metadata": _OPEN,
-                "spec": {
-                    **_OPEN,
-                    "required": ["containers"],
-                    "properties": {"containers": {"type": "array", "minItems": 1, "items": _OPEN}},
-                },
-            },
-        },
-        "rayStartParams": {**_TEXTS, "default": {}},
-        "resources": {
-            "type": "object",
-            "additionalProperties": {"x-kubernetes-int-or-string": True},
-        },
-        "labels": _TEXTS,
-    }
-    name = {"type": "string", "minLength": 1, "maxLength": 50, "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
-    group = {
-        **_OPEN,
-        "required": ["groupName", "template"],
-        "properties": {
-            **member,
-            "groupName": name,
-            "replicas": _count(default=0),
-            "minReplicas": _count(default=0),
-            "maxReplicas": _count(default=2**31 - 1),
-            "numOfHosts": _count(1, maximum=names.MOST_HOSTS, default=1),
-            "suspend": {"type": "boolean"},
-            "idleTimeoutSeconds": _count(),
-            # Ray's autoscaler replaces it, so it must be there.
-            "scaleStrategy": {
-                **_OPEN,
-                "default": {},
-                "properties": {
-                    "workersToDelete": {"type": "array", "items": {"type": "string", "minLength": 1}}
-                },
-            },
-        },
-    }
-    head = {
-        **_OPEN,
-        "required": ["template"],
-        "properties": {
-            **member,
-            "serviceType": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
-            "headService": _OPEN,
-            "enableIngress": {"type": "boolean"},
-        },
-    }
-    autoscaler = {
-        **_OPEN,
-        "properties": {
-            "version": {"type": "string", "enum": ["v1", "v2"]},
-            "upscalingMode": {"type": "string", "enum": ["Default", "Aggressive", "Conservative"]},
-            "idleTimeoutSeconds": _count(),
-            "image": {"type": "string"},
-        },
-    }
-    return {
-        **_OPEN,
-        "required": ["headGroupSpec"],
-        "properties": {
-            "rayVersion": {"type": "string"},
-            "suspend": {"type": "boolean"},
-            "managedBy": {
-                "type": "string",
-                "enum": [names.MANAGED_BY_US, names.MANAGED_BY_KUBERAY, names.MANAGED_BY_KUEUE],
-            },
-            "enableInTreeAutoscaling": {"type": "boolean"},
-            "autoscalerOptions": autoscaler,
-            "headServiceAnnotations": _TEXTS,
-            "headGroupSpec": head,
-            "workerGroupSpecs": {"type": "array", "items": group},
-        },
-    }
-
-
 def _status() -> Schema:
     condition = {
         "type": "object",
@@ -172,7 +83,7 @@ def _status() -> Schema:
         },
     }
     return {
-        **_OPEN,
+        **OPEN,
         "properties": {
             "state": {"type": "string"},
             "slices": {"type": "string"},
@@ -185,6 +96,6 @@ def _status() -> Schema:
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
             },
-            "groups": {"type": "array", "items": _OPEN},
+            "groups": {"type": "array", "items": OPEN},
         },
     }

@@ -65,6 +65,10 @@ class Informer:
                 logger.warning("the API server doesn't answer (%s): %s", self._path, said(error))
                 pause = await _rest(pause)
 
+    async def list_now(self) -> None:
+        """Beside the watch: what it tells later is newer."""
+        await self._list()
+
     async def _list(self) -> str:
         items, version = await self._api.list(self._path, self._selector)
         for key in self._listed(self._namespace, items, int(version)):

@@ -39,6 +39,9 @@ class Lease:
         self._identity = identity()
         self._held: dict[str, Any] | None = None
         self._renewed = 0.0
+        self._was_held = False
+        self.ours = asyncio.Event()
+        """Whether what it guards may be written. Its keeper sets it once all is known that others did."""
 
     @property
     def valid(self) -> bool:
@@ -62,7 +65,9 @@ class Lease:
                     logger.info("waiting for the lease in %s, which %s holds", self.namespace, holder)
                     told = holder
             except (ApiError, *UNREACHABLE) as error:
-                if isinstance(error, ApiError) and not error.passing:
+                if isinstance(error, ApiError) and error.status == 404:
+                    raise LeaseGone(f"there is no namespace {self.namespace} for a lease: {error}") from error
+                if isinstance(error, ApiError) and not error.passing and not self._was_held:
                     raise
                 logger.warning("the lease in %s can't be had yet: %s", self.namespace, said(error))
             await asyncio.sleep(min(1.0, self._duration_s / 5))
@@ -86,13 +91,14 @@ class Lease:
         return True
 
     async def keep(self) -> None:
-        """Renews it, until that fails for too long."""
+        """Renews it, until that fails for too long. As often and as patiently as controller-runtime."""
         while True:
-            await asyncio.sleep(self._duration_s / 3)
+            await asyncio.sleep(self._duration_s * 2 / 15)
             try:
-                await self._renew()
+                await asyncio.wait_for(self._renew(), self._duration_s / 3)
             except ApiError as error:
-                if not error.passing:
+                # Forbidden may be an API server that has just started, and doesn't know its roles yet.
+                if not error.passing and error.status != 403:
                     self._held = None
                     raise LeaseGone(f"the lease in {self.namespace} is gone: {error}") from error
                 logger.warning("the lease in %s can't be renewed: %s", self.namespace, error)
@@ -155,6 +161,7 @@ class Lease:
         else:
             self._held = await self._api.replace(f"{self._path}/{self._name}", {**current, "spec": spec})
         self._renewed = began
+        self._was_held = True
 
 
 def identity() -> str:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from everstep.kube import names
+from everstep.kube.gangs import GANGS
 from everstep.kube.webhook import Webhook, configuration
 
 Manifest = dict[str, Any]
 
 _RBAC = "rbac.authorization.k8s.io"
 _PORT = 9443
+_METRICS_PORT = 8080
 
 
 def manifests(image: str, home: str, namespaces: Sequence[str], all_clusters: bool) -> list[Manifest]:
@@ -49,8 +51,9 @@ def manifests(image: str, home: str, namespaces: Sequence[str], all_clusters: bo
 
 
 def _everywhere() -> list[Manifest]:
-    """Looking for KubeRay, and saying where the webhook is."""
+    """Looking for KubeRay, watching nodes, and saying where the webhook is."""
     return [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]},
         {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list"]},
         {
             "apiGroups": ["apiextensions.k8s.io"],
@@ -73,15 +76,25 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [names.GROUP], "resources": [names.PLURAL], "verbs": ["get", "list", "watch", "patch"]},
         {"apiGroups": [names.GROUP], "resources": [f"{names.PLURAL}/status"], "verbs": ["patch"]},
         {"apiGroups": [names.GROUP], "resources": [f"{names.PLURAL}/finalizers"], "verbs": ["update"]},
+        # Nobody runs these, and they are told so.
+        {"apiGroups": [names.GROUP], "resources": ["rayjobs", "rayservices"], "verbs": ["list", "watch"]},
         {
             "apiGroups": [""],
             "resources": ["pods"],
             "verbs": ["get", "list", "watch", "create", "patch", "delete"],
         },
-        {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch", "create"]},
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "list", "watch", "create", "patch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]},
         # get: whether what is there under their name is of an earlier cluster.
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
+        # A PodGroup for each slice, where a scheduler knows them.
+        {
+            "apiGroups": sorted(gang.api.partition("/")[0] for gang in GANGS),
+            "resources": ["podgroups"],
+            "verbs": ["create", "patch"],
+        },
+        # The token of a cluster that wants one. They aren't read.
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
         {"apiGroups": [_RBAC], "resources": ["roles", "rolebindings"], "verbs": ["get", "create"]},
     ]
 
@@ -96,6 +109,7 @@ def _leases() -> Manifest:
 
 def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: bool) -> Manifest:
     arguments = ["operator", "run", f"--lease-namespace={home}", f"--webhook-service={home}/{names.OPERATOR}"]
+    arguments.append(f"--metrics-port={_METRICS_PORT}")
     arguments += [f"--namespace={namespace}" for namespace in namespaces]
     if all_clusters:
         arguments.append("--all-clusters")
@@ -105,8 +119,18 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
         "image": image,
         "command": ["everstep"],
         "args": arguments,
-        "ports": [{"name": "webhook", "containerPort": _PORT}],
+        "ports": [
+            {"name": "webhook", "containerPort": _PORT},
+            {"name": "metrics", "containerPort": _METRICS_PORT},
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        # One that stands by lives, and is ready once it has the lease.
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": _METRICS_PORT},
+            "initialDelaySeconds": 10,
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+        },
         "readinessProbe": {"httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": _PORT}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -125,7 +149,13 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {
+                        "prometheus.io/scrape": "true",
+                        "prometheus.io/port": str(_METRICS_PORT),
+                    },
+                },
                 "spec": {
                     "serviceAccountName": names.OPERATOR,
                     "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},

@@ -19,17 +19,26 @@ REPLICA_INDEX = "ray.io/worker-group-replica-index"
 REPLICA_NAME = "ray.io/worker-group-replica-name"
 HOST_INDEX = "ray.io/replica-host-index"
 CREATED_BY = "app.kubernetes.io/created-by"
+APPLICATION = "app.kubernetes.io/name"
+HEADLESS = "ray.io/headless-worker-svc"
 LEGACY_REPLICA = "replicaIndex"
 """What GKE's webhook wrote before KubeRay had labels of its own: ``<group>-<index>``."""
 
 MANAGED = "everstep.dev/managed"
 HOSTS = "everstep.dev/num-of-hosts"
 """How many hosts a replica was made with; the spec may have changed since."""
+TEMPLATE = "everstep.dev/template"
+"""A fingerprint of the template that a Pod was made of."""
+MAX_UNAVAILABLE = "everstep.dev/max-unavailable"
+"""An annotation of a cluster: a changed template is rolled out, so many replicas of a group at once."""
 RESTART_POLICY = "everstep.dev/restart-policy"
 SLICE = "everstep.dev/slice"
 """A Ray node label: the slice that the node belongs to, whatever its accelerator."""
 SLICE_HOST = "everstep.dev/slice-host"
 
+FT_ENABLED = "ray.io/ft-enabled"
+STORAGE_NAMESPACE = "ray.io/external-storage-namespace"
+REDIS_FINALIZER = "ray.io/gcs-ft-redis-cleanup-finalizer"
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
 AUTOSCALER = "autoscaler"
 """The head's sidecar."""
@@ -60,8 +69,15 @@ def headless_service(cluster: str) -> str:
     return f"{cluster}-headless"
 
 
-def head_address(cluster: str, namespace: str) -> str:
-    return f"{head_service(cluster)}.{namespace}.svc.cluster.local"
+def labels(cluster: str, node_type: str) -> dict[str, str]:
+    """What all that the operator makes for a cluster carries. KubeRay's, but for who made it."""
+    return {
+        CLUSTER: cluster,
+        NODE_TYPE: node_type,
+        IDENTIFIER: f"{cluster}-{node_type}",
+        APPLICATION: "kuberay",
+        CREATED_BY: OPERATOR,
+    }
 
 
 def slice_name(group: str, index: int) -> str:
@@ -69,7 +85,8 @@ def slice_name(group: str, index: int) -> str:
 
 
 def host_name(group: str, index: int, host: int) -> str:
-    return f"{group}-{index}-{host}"
+    """Host names have no capitals; groups may."""
+    return f"{group.lower()}-{index}-{host}"
 
 
 def host_names(cluster: str, group: str, index: int, hosts: int) -> list[str]:

@@ -1,26 +1,35 @@
 """Hears of changes, and gives each cluster that is ours a task of its own (``tending``), so that none waits
 for another. Holds the leases: in each namespace one operator writes.
+
+Each namespace is looked after by itself: one that is gone, or that another operator holds, keeps nobody from
+the others. An operator that loses its lease stays, writes nothing, and goes on once it has it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from everstep.kube import names
-from everstep.kube.api import Api, clusters_path, core_path
+from everstep.kube.actions import Tell
+from everstep.kube.api import UNREACHABLE, Api, ApiError, clusters_path, core_path, said
+from everstep.kube.events import Events
+from everstep.kube.gangs import served
 from everstep.kube.informer import Informer
 from everstep.kube.lease import Lease, LeaseGone, LeaseLost
+from everstep.kube.metrics import Metrics
 from everstep.kube.store import Key, Store
+from everstep.kube.strangers import Strangers
 from everstep.kube.tending import Tending
 
 _AT_ONCE = 16
 _EVERYWHERE = ""
 """In the place of a namespace: all of them."""
+_AGAIN_S = 2.0
 
 logger = logging.getLogger("everstep.kube")
 
@@ -44,116 +53,231 @@ def is_claimed(raw: Mapping[str, Any], all_clusters: bool) -> bool:
     return all_clusters or annotations.get(names.MANAGED) == "true"
 
 
+def is_held_by_kuberay(raw: Mapping[str, Any]) -> bool:
+    meta = raw["metadata"]
+    return bool(meta.get("deletionTimestamp")) and names.REDIS_FINALIZER in (meta.get("finalizers") or ())
+
+
 class Operator:
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api = api
+        self.metrics = Metrics()
+        api.on_answer = self.metrics.called
         self._settings = settings
         self._store = Store()
+        self._events = Events(api)
         self._leases: dict[str, Lease] = {}
         self._gates: dict[str, asyncio.Lock] = {}
+        self._informers: dict[str | None, list[Informer]] = {}
         self._tending: dict[Key, Tending] = {}
-        self._synced = False
+        self._synced: set[str | None] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self, on_ready: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Until it is cancelled, or can't be the operator any more."""
-        settings = self._settings
+        """Until it is cancelled."""
+        namespaces: tuple[str | None, ...] = self._settings.namespaces or (None,)
+        settled = {namespace: asyncio.Event() for namespace in namespaces}
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                if not settings.namespaces:
-                    await self._acquire(_EVERYWHERE, settings.lease_namespace, f"{names.OPERATOR}-everywhere")
-                # Always in the same order: two operators with the same namespaces don't wait for each other.
-                for namespace in sorted(settings.namespaces):
-                    await self.hold(namespace)
-                informers = [
-                    i for namespace in settings.namespaces or (None,) for i in self._informers(namespace)
-                ]
-                for informer in informers:
-                    tasks.create_task(informer.run())
-                for informer in informers:
-                    await informer.synced.wait()
-                # Not before everything was seen once: what isn't known yet isn't missing.
-                self._synced = True
-                for key in list(self._store.clusters):
-                    self._changed(key)
+                tasks.create_task(self._follow_nodes())
+                for namespace in namespaces:
+                    tasks.create_task(self._look_after(namespace, settled[namespace]))
+                for event in settled.values():
+                    await event.wait()
                 if on_ready is not None:
                     await on_ready()
         finally:
             await asyncio.gather(*(lease.release() for lease in self._leases.values()))
+
+    async def _look_after(self, namespace: str | None, settled: asyncio.Event) -> None:
+        if namespace is None:
+            await self._acquire(_EVERYWHERE, self._settings.lease_namespace, f"{names.OPERATOR}-everywhere")
+        else:
+            await self._wait_for(namespace, settled)
+        self._store.served = await self._served()
+        informers = self._informers[namespace] = self._make_informers(namespace)
+        for informer in informers:
+            self._tasks.create_task(informer.run())
+        for informer in informers:
+            await informer.synced.wait()
+        # Not before everything was seen once: what isn't known yet isn't missing.
+        self._synced.add(namespace)
+        for key in list(self._store.clusters):
+            self._changed(key)
+        settled.set()
+        await Strangers(self._api, namespace, self._events).run()
+
+    async def _wait_for(self, namespace: str, settled: asyncio.Event) -> None:
+        """Until there is such a namespace, and its lease is ours. The others are looked after meanwhile."""
+        while True:
+            try:
+                return await self.hold(namespace)
+            except LeaseGone as error:
+                if not settled.is_set():
+                    logger.warning("%s", error)
+                settled.set()
+                await asyncio.sleep(_AGAIN_S)
 
     async def hold(self, namespace: str) -> None:
         """Waits until this is the one operator there, also where it looks after all namespaces."""
         async with self._gates.setdefault(namespace, asyncio.Lock()):
             if namespace not in self._leases:
                 await self._acquire(namespace, namespace, names.OPERATOR)
+        for lease in (self._leases.get(namespace), self._leases.get(_EVERYWHERE)):
+            if lease is not None:
+                await lease.ours.wait()
 
     async def _acquire(self, what: str, namespace: str, name: str) -> None:
         lease = Lease(self._api, namespace, name, self._settings.lease_s)
         await lease.acquire()
+        lease.ours.set()
+        self.metrics.leads(what, True)
         self._leases[what] = lease
         self._tasks.create_task(self._keep(what, lease))
 
     async def _keep(self, what: str, lease: Lease) -> None:
-        try:
-            await lease.keep()
-        except LeaseGone as error:
-            if what == _EVERYWHERE:
-                raise LeaseLost(str(error)) from error
-            logger.warning("%s", error)
-            del self._leases[what]
+        """For as long as it can be had. Without it nothing is written; with it again, all is looked at anew,
+        since somebody else may have been here meanwhile.
+        """
+        while True:
+            try:
+                await lease.keep()
+            except LeaseLost as error:
+                logger.error("%s: nothing more is written until it is back", error)
+            except LeaseGone as error:
+                logger.warning("%s", error)
+                if what != _EVERYWHERE:
+                    # Likely its namespace is. Whoever has a cluster there asks for it again.
+                    lease.ours.clear()
+                    self.metrics.leads(what, False)
+                    del self._leases[what]
+                    lease.ours.set()  # whoever waits finds that it is no more
+                    return
+            lease.ours.clear()
+            self.metrics.leads(what, False)
+            await self._regain(lease)
+            await self._look_again(what)
+            lease.ours.set()
+            self.metrics.leads(what, True)
 
-    def _informers(self, namespace: str | None) -> list[Informer]:
+    async def _served(self) -> frozenset[str]:
+        """What is installed. A scheduler that comes later is found by the next operator."""
+        try:
+            return served(await self._api.get("/apis"))
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("which APIs there are can't be seen: %s", said(error))
+            return frozenset()
+
+    async def _follow_nodes(self) -> None:
+        """Nodes are the cluster's. Where they may not be seen, their Pods tell of them, later."""
         store = self._store
+
+        def listed(_: str | None, items: Iterable[Any], version: int) -> set[Key]:
+            return store.clusters_on(store.nodes_listed(items, version))
+
+        def put(raw: Any) -> None:
+            store.put_node(raw)
+            for key in store.clusters_on({raw["metadata"]["name"]}):
+                self._changed(key)
+
+        def drop(raw: Any) -> None:
+            store.drop_node(raw)
+            for key in store.clusters_on({raw["metadata"]["name"]}):
+                self._changed(key)
+
+        informer = Informer(self._api, core_path("nodes", None), "", None, listed, put, drop, self._changed)
+        try:
+            await informer.run()
+        except ApiError as error:
+            logger.warning("nodes can't be watched, so that their end is heard of late: %s", error.message)
+
+    async def _regain(self, lease: Lease) -> None:
+        while True:
+            try:
+                return await lease.acquire()
+            except LeaseGone as error:
+                logger.warning("%s", error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _look_again(self, what: str) -> None:
+        informers = [
+            informer
+            for namespace, group in self._informers.items()
+            if what == _EVERYWHERE or namespace in (None, what)
+            for informer in group
+        ]
+        while True:
+            try:
+                await asyncio.gather(*(informer.list_now() for informer in informers))
+                return
+            except (ApiError, *UNREACHABLE) as error:
+                logger.warning("what is there can't be listed: %s", said(error))
+                await asyncio.sleep(_AGAIN_S)
+
+    def _make_informers(self, namespace: str | None) -> list[Informer]:
+        store, changed = self._store, self._changed
+        pods = (core_path("pods", namespace), names.CLUSTER)
+        services = (core_path("services", namespace), names.CLUSTER)
+        clusters = (clusters_path(namespace), "")
         return [
+            Informer(self._api, *pods, namespace, store.pods_listed, store.put_pod, store.drop_pod, changed),
             Informer(
                 self._api,
-                core_path("pods", namespace),
-                names.CLUSTER,
-                namespace,
-                store.pods_listed,
-                store.put_pod,
-                store.drop_pod,
-                self._changed,
-            ),
-            Informer(
-                self._api,
-                core_path("services", namespace),
-                names.CLUSTER,
+                *services,
                 namespace,
                 store.services_listed,
                 store.put_service,
                 store.drop_service,
-                self._changed,
+                changed,
             ),
             Informer(
                 self._api,
-                clusters_path(namespace),
-                "",
+                *clusters,
                 namespace,
                 store.clusters_listed,
                 store.put_cluster,
                 store.drop_cluster,
-                self._changed,
+                changed,
             ),
         ]
 
     def _changed(self, key: Key) -> None:
-        if not self._synced:
+        if not {key[0], None} & self._synced:
             return
         raw = self._store.clusters.get(key)
         tending = self._tending.get(key)
+        if raw is not None and is_held_by_kuberay(raw) and is_claimed(raw, self._settings.all_clusters):
+            self._tasks.create_task(self._let_go(raw))
         if tending is None and raw is not None and is_claimed(raw, self._settings.all_clusters):
             tending = self._tending[key] = Tending(self, key)
             tending.task = self._tasks.create_task(tending.run())
         if tending is not None:
             tending.changed.set()
 
+    async def _let_go(self, raw: Mapping[str, Any]) -> None:
+        """A cluster that came from KubeRay is held by its finalizer, and nobody else would take it off."""
+        meta = raw["metadata"]
+        kept = [name for name in meta["finalizers"] if name != names.REDIS_FINALIZER]
+        change = {
+            "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"], "finalizers": kept}
+        }
+        message = (
+            f"what the head kept in Redis is left there, in the namespace {meta['uid']} unless the spec "
+            "names another: remove it when it suits you"
+        )
+        try:
+            await self.hold(meta["namespace"])
+            await self._events.tell(raw, Tell(True, "RedisNotCleaned", message))
+            await self._api.patch(clusters_path(meta["namespace"], meta["name"]), change)
+        except (ApiError, LeaseGone, *UNREACHABLE) as error:
+            logger.warning("%s/%s: %s", meta["namespace"], meta["name"], said(error))
+
     def may_write(self, namespace: str) -> None:
         if namespace not in self._leases:
             raise LeaseGone(f"the lease in {namespace} is gone")
         for lease in (self._leases[namespace], self._leases.get(_EVERYWHERE)):
-            if lease is not None and not lease.valid:
+            if lease is not None and not (lease.valid and lease.ours.is_set()):
                 raise LeaseLost(f"the lease in {lease.namespace} has run out")
 
     def ours(self, key: Key) -> Mapping[str, Any] | None:
@@ -168,6 +292,7 @@ class Operator:
 
     def forget(self, key: Key) -> None:
         self._tending.pop(key, None)
+        self.metrics.forget(key)
 
     @property
     def api(self) -> Api:
@@ -176,6 +301,10 @@ class Operator:
     @property
     def store(self) -> Store:
         return self._store
+
+    @property
+    def events(self) -> Events:
+        return self._events
 
     @property
     def slots(self) -> asyncio.Semaphore:

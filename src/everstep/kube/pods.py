@@ -1,24 +1,21 @@
-"""The Pods and Services of a cluster, as manifests. Pure.
+"""The Pods of a cluster, as manifests. Pure.
 
-Names, labels, ports and the ``ray start`` command are KubeRay's, so that what people have around their
-clusters (dashboards, network policies, GKE's webhook) goes on working.
+Names, labels, ports, variables and the ``ray start`` command are KubeRay's, so that what people have around
+their clusters (dashboards, network policies, GKE's webhook) goes on working.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-import shlex
 from collections.abc import Mapping
-from typing import Any
 
-from everstep.kube import names, quantities
+from everstep import __version__
+from everstep.kube import farewell, gangs, headstate, names, quantities, raystart, services, sidecar
+from everstep.kube.containers import add_env, add_ports, add_probes, field, set_env, share_memory
 from everstep.kube.spec import Cluster, GroupSpec, HeadSpec, Manifest
 
-_HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "serve": 8000}
-_AGENT_PORT = "52365"
-_METRICS_PORT = "8080"
+_ULIMIT = "ulimit -n ${RAY_START_ULIMIT_OPEN_FILES:-65536}"
 # Pod types that GKE's accelerators have in Ray's node labels, with the cores that count in one chip.
 _GENERATIONS = {
     "tpu-v4-podslice": ("v4", 2),
@@ -32,38 +29,33 @@ _GENERATIONS = {
 
 def head_pod(cluster: Cluster, name: str) -> Manifest:
     head = cluster.head
-    pod = _pod(cluster, head.template, name, names.HEAD, names.HEAD_GROUP)
-    pod["metadata"]["labels"][names.IDENTIFIER] = f"{cluster.name}-head"
-    params = dict(head.ray_start_params)
-    params.setdefault("dashboard-host", "0.0.0.0")
-    if cluster.autoscaling:
-        params.setdefault("no-monitor", "true")
-    command = _ray_start(params, head, {}, "--head")
+    pod = _pod(cluster, head, name, names.HEAD, names.HEAD_GROUP)
     ray = pod["spec"]["containers"][0]
-    env = {"RAY_ADDRESS": f"127.0.0.1:{head.port}", "RAY_PORT": str(head.port)}
+    defaults = {"dashboard-host": "0.0.0.0", **headstate.start_params(cluster)}
+    command = raystart.command(head, defaults, {}, monitor=not cluster.autoscaling)
+    headstate.keep_elsewhere(cluster, pod)
+    set_env(
+        [ray],
+        {"RAY_USAGE_STATS_EXTRA_TAGS": f"kuberay_version=everstep-{__version__};kuberay_crd=RayCluster"},
+    )
+    _run_ray(cluster, head, pod, command, "127.0.0.1")
+    ports = services.head_ports(head)
+    add_ports(ray, {"metrics": ports["metrics"]} if ray.get("ports") else ports)
     if cluster.autoscaling:
-        env["RAY_enable_autoscaler_v2"] = "1"
-    _run_ray(cluster, ray, command, env)
-    ports = ray.setdefault("ports", [])
-    given = {port.get("name") for port in ports}
-    ports += [
-        {"name": port, "containerPort": number}
-        for port, number in _head_ports(head).items()
-        if port not in given and not given & set(_HEAD_PORTS)
-    ]
-    _probe(ray, f"http://localhost:{params.get('dashboard-port', '8265')}/api/gcs_healthz", params)
-    if cluster.autoscaling:
-        pod["spec"]["restartPolicy"] = "Never"
-        pod["spec"].setdefault("serviceAccountName", cluster.name)
-        _share_logs(pod["spec"], ray)
-        pod["spec"]["containers"].append(_autoscaler(cluster, ray))
+        sidecar.add(cluster, pod)
     return pod
 
 
 def worker_pod(
-    cluster: Cluster, group: GroupSpec, name: str, replica: str, index: int, host: int
+    cluster: Cluster,
+    group: GroupSpec,
+    name: str,
+    replica: str,
+    index: int,
+    host: int,
+    gang: gangs.Gang | None = None,
 ) -> Manifest:
-    pod = _pod(cluster, group.template, name, names.WORKER, group.name)
+    pod = _pod(cluster, group, name, names.WORKER, group.name)
     pod["metadata"]["labels"].update(
         {
             names.REPLICA_INDEX: str(index),
@@ -73,23 +65,18 @@ def worker_pod(
         }
     )
     pod["metadata"]["annotations"][names.HOSTS] = str(group.num_of_hosts)
+    if gang is not None and group.num_of_hosts > 1:
+        gangs.join(cluster, group, index, gang, pod)
     spec, ray = pod["spec"], pod["spec"]["containers"][0]
-    address = names.head_address(cluster.name, cluster.namespace)
-    params = {**group.ray_start_params, "address": f"{address}:{cluster.head.port}"}
-    command = _ray_start(params, group, _slice_labels(group, index, host), "")
-    env = {
-        "FQ_RAY_IP": address,
-        "RAY_IP": names.head_service(cluster.name),
-        "RAY_PORT": str(cluster.head.port),
-        "RAY_ADDRESS": f"{address}:{cluster.head.port}",
-    }
-    _run_ray(cluster, ray, command, env)
+    address = f"{cluster.head_host}:{cluster.head.port}"
+    command = raystart.command(group, {"address": address}, _slice_labels(group, index, host))
+    set_env([ray], {"FQ_RAY_IP": cluster.head_host, "RAY_IP": cluster.head_service})
     if group.num_of_hosts > 1:
         spec["hostname"] = names.host_name(group.name, index, host)
         spec["subdomain"] = names.headless_service(cluster.name)
     if _speaks_tpu(group):
         peers = names.host_names(cluster.name, group.name, index, group.num_of_hosts)
-        _set_env(
+        set_env(
             [ray, *(c for c in spec["containers"][1:] if names.TPU_RESOURCE in quantities.asked(c))],
             {
                 "TPU_WORKER_ID": str(host),
@@ -99,108 +86,17 @@ def worker_pod(
         )
     if cluster.autoscaling:
         spec["restartPolicy"] = "Never"
-    _probe(ray, "", params)
-    spec["initContainers"] = [*(spec.get("initContainers") or []), _wait_for_head(cluster, ray)]
+    headstate.wait_for_the_next_head(cluster, ray)
+    farewell.say_goodbye(spec, ray)
+    _run_ray(cluster, group, pod, command, cluster.head_host)
+    add_ports(ray, {"metrics": int(group.ray_start_params.get("metrics-export-port") or 0) or 8080})
+    spec.setdefault("initContainers", []).append(_wait_for_head(cluster, ray))
     return pod
 
 
-def head_service(cluster: Cluster) -> Manifest:
-    head = cluster.head
-    given = copy.deepcopy(head.service)
-    meta, spec = given.get("metadata") or {}, given.get("spec") or {}
-    ports = head.template["spec"]["containers"][0].get("ports") or [
-        {"name": name, "containerPort": number} for name, number in _head_ports(head).items()
-    ]
-    spec.setdefault(
-        "ports",
-        [
-            {
-                "name": port.get("name") or f"port-{port['containerPort']}",
-                "port": port["containerPort"],
-                "targetPort": port["containerPort"],
-                "protocol": port.get("protocol", "TCP"),
-            }
-            for port in ports
-        ],
-    )
-    if head.service_type:
-        spec.setdefault("type", head.service_type)
-    if spec.get("type", "ClusterIP") == "ClusterIP":
-        spec.setdefault("clusterIP", "None")
-    spec["selector"] = {names.CLUSTER: cluster.name, names.NODE_TYPE: names.HEAD}
-    spec["publishNotReadyAddresses"] = True
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": names.head_service(cluster.name),
-            "namespace": cluster.namespace,
-            "labels": {**(meta.get("labels") or {}), **_labels(cluster, names.HEAD)},
-            "annotations": {**(meta.get("annotations") or {}), **head.service_annotations},
-            "ownerReferences": [_owner(cluster)],
-        },
-        "spec": spec,
-    }
-
-
-def headless_service(cluster: Cluster) -> Manifest:
-    """Gives each host of a slice a name that stays the same when the slice is replaced."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": names.headless_service(cluster.name),
-            "namespace": cluster.namespace,
-            "labels": _labels(cluster, names.WORKER),
-            "ownerReferences": [_owner(cluster)],
-        },
-        "spec": {
-            "clusterIP": "None",
-            "selector": {names.CLUSTER: cluster.name, names.NODE_TYPE: names.WORKER},
-            # Hosts look for each other before they are ready.
-            "publishNotReadyAddresses": True,
-        },
-    }
-
-
-def beside_head(cluster: Cluster) -> tuple[Manifest, ...]:
-    """The autoscaler's account, and the least that it needs. The head's own account, if it has one."""
-    account = cluster.head.template["spec"].get("serviceAccountName")
-    if not cluster.autoscaling:
-        return ()
-    meta = {
-        "name": cluster.name,
-        "namespace": cluster.namespace,
-        "labels": _labels(cluster, names.HEAD),
-        "ownerReferences": [_owner(cluster)],
-    }
-    rules = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch"]},
-        {
-            "apiGroups": [names.GROUP],
-            "resources": [names.PLURAL],
-            "resourceNames": [cluster.name],
-            "verbs": ["get", "patch"],
-        },
-    ]
-    rbac = "rbac.authorization.k8s.io"
-    role = {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": rules}
-    binding = {
-        "apiVersion": f"{rbac}/v1",
-        "kind": "RoleBinding",
-        "metadata": meta,
-        "subjects": [
-            {"kind": "ServiceAccount", "name": account or cluster.name, "namespace": cluster.namespace}
-        ],
-        "roleRef": {"apiGroup": rbac, "kind": "Role", "name": cluster.name},
-    }
-    if account:
-        return (role, binding)
-    return ({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta}, role, binding)
-
-
-def _pod(cluster: Cluster, template: Manifest, name: str, node_type: str, group: str) -> Manifest:
-    meta = template.get("metadata") or {}
+def _pod(cluster: Cluster, member: HeadSpec | GroupSpec, name: str, node_type: str, group: str) -> Manifest:
+    meta = member.template.get("metadata") or {}
+    given = names.labels(cluster.name, node_type)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -208,92 +104,62 @@ def _pod(cluster: Cluster, template: Manifest, name: str, node_type: str, group:
             "name": name,
             "namespace": cluster.namespace,
             "labels": {
-                **(meta.get("labels") or {}),
-                **_labels(cluster, node_type),
-                names.WORKER_GROUP: group,
+                **given,
                 names.IS_RAY_NODE: "yes",
+                **(meta.get("labels") or {}),
+                **member.labels,
+                names.CLUSTER: cluster.name,
+                names.NODE_TYPE: node_type,
+                names.WORKER_GROUP: group,
             },
-            "annotations": dict(meta.get("annotations") or {}),
-            "ownerReferences": [_owner(cluster)],
+            "annotations": {**(meta.get("annotations") or {}), names.TEMPLATE: member.fingerprint},
+            **({"finalizers": list(meta["finalizers"])} if meta.get("finalizers") else {}),
+            "ownerReferences": [cluster.as_owner],
         },
-        "spec": copy.deepcopy(template["spec"]),
+        "spec": copy.deepcopy(member.template["spec"]),
     }
 
 
-def _labels(cluster: Cluster, node_type: str) -> dict[str, str]:
-    return {
-        names.CLUSTER: cluster.name,
-        names.NODE_TYPE: node_type,
-        names.IDENTIFIER: f"{cluster.name}-{node_type}",
-        names.CREATED_BY: names.OPERATOR,
-    }
-
-
-def _owner(cluster: Cluster) -> Manifest:
-    return {
-        "apiVersion": cluster.api_version,
-        "kind": names.KIND,
-        "name": cluster.name,
-        "uid": cluster.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-
-
-def _head_ports(head: HeadSpec) -> dict[str, int]:
-    given = head.ray_start_params
-    return {
-        **_HEAD_PORTS,
-        "gcs-server": head.port,
-        "dashboard": int(given.get("dashboard-port", _HEAD_PORTS["dashboard"])),
-        "client": int(given.get("ray-client-server-port", _HEAD_PORTS["client"])),
-        "metrics": int(given.get("metrics-export-port", _HEAD_PORTS["metrics"])) or _HEAD_PORTS["metrics"],
-    }
-
-
-def _ray_start(
-    params: Mapping[str, str], member: HeadSpec | GroupSpec, slice_labels: Mapping[str, str], how: str
-) -> str:
-    flags = {
-        "block": "true",
-        "dashboard-agent-listen-port": _AGENT_PORT,
-        "metrics-export-port": _METRICS_PORT,
-    }
-    flags.update(_resource_flags(member))
-    flags.update(params)
-    labels = {**member.labels, **slice_labels}
-    if labels:
-        flags["labels"] = shlex.quote(",".join(f"{key}={value}" for key, value in labels.items()))
-    words = ["ray start", *([how] if how else [])]
-    for key, value in sorted(flags.items()):
-        if value == "true":
-            words.append(f"--{key}")
-        elif value != "false":
-            words.append(f"--{key}={value}")
-    return " ".join(words)
-
-
-def _resource_flags(member: HeadSpec | GroupSpec) -> dict[str, str]:
-    """What Ray should believe that the node has: as the group says, else as its container may use."""
-    asked = quantities.asked(quantities.ray_container(member.template))
-    given = dict(member.resources)
-    flags: dict[str, str] = {}
-    cpu = given.pop("CPU", None) if "CPU" in given else asked.get("cpu")
-    gpu = (
-        given.pop("GPU", None)
-        if "GPU" in given
-        else next((v for k, v in asked.items() if k.endswith("gpu")), None)
+def _run_ray(
+    cluster: Cluster, member: HeadSpec | GroupSpec, pod: Manifest, command: str, head_host: str
+) -> None:
+    """Has the first container run Ray, with all that Ray and those around it expect to find there."""
+    spec, ray = pod["spec"], pod["spec"]["containers"][0]
+    set_env(
+        [ray],
+        {
+            "RAY_CLUSTER_NAME": field(f"metadata.labels['{names.CLUSTER}']"),
+            "RAY_CLUSTER_NAMESPACE": field("metadata.namespace"),
+            "RAY_CLOUD_INSTANCE_ID": field("metadata.name"),
+            "RAY_NODE_TYPE_NAME": field(f"metadata.labels['{names.WORKER_GROUP}']"),
+            "KUBERAY_GEN_RAY_START_CMD": command,
+        },
     )
-    memory = given.pop("memory", None) if "memory" in given else asked.get("memory")
-    if "TPU" not in given and names.TPU_RESOURCE in asked:
-        given["TPU"] = str(asked[names.TPU_RESOURCE])
-    for flag, value in (("num-cpus", cpu), ("num-gpus", gpu), ("memory", memory)):
-        if value is not None:
-            flags[flag] = str(quantities.rounded_up(value))
-    custom = {key: quantities.rounded_up(value) for key, value in given.items()}
-    if custom:
-        flags["resources"] = shlex.quote(json.dumps(custom))
-    return flags
+    add_env(
+        ray,
+        {
+            "RAY_PORT": str(cluster.head.port),
+            "RAY_ADDRESS": f"{head_host}:{cluster.head.port}",
+            "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
+            "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
+        },
+    )
+    headstate.believe(cluster, pod)
+    for first in spec.get("initContainers") or ():
+        set_env([first], {"FQ_RAY_IP": cluster.head_host, "RAY_IP": cluster.head_service})
+    if "plasma-directory" not in member.ray_start_params:
+        share_memory(spec, ray)
+    is_head = isinstance(member, HeadSpec)
+    add_probes(ray, member.ray_start_params, cluster.ray_version, is_head=is_head)
+    own = " ".join((*(ray.get("command") or ()), *(ray.get("args") or ())))
+    if not _keeps_its_command(cluster, pod) and "ray start" not in own:
+        ray["command"] = ["/bin/bash", "-c", "--"]
+        ray["args"] = [f"{own} && {_ULIMIT}; {command}" if own else f"{_ULIMIT}; {command}"]
+
+
+def _keeps_its_command(cluster: Cluster, pod: Manifest) -> bool:
+    said: Mapping[str, str] = {**pod["metadata"]["annotations"], **cluster.annotations}
+    return said.get(names.OVERWRITE_COMMAND, "").lower() == "true"
 
 
 def _slice_labels(group: GroupSpec, index: int, host: int) -> dict[str, str]:
@@ -326,7 +192,7 @@ def _has_tpu(group: GroupSpec) -> bool:
     spec = group.template["spec"]
     return (
         any(names.TPU_RESOURCE in quantities.asked(container) for container in spec["containers"])
-        or "TPU" in group.resources
+        or any(name.upper() == "TPU" for name in group.resources)
         or names.TPU_TOPOLOGY_SELECTOR in (spec.get("nodeSelector") or {})
     )
 
@@ -334,64 +200,11 @@ def _has_tpu(group: GroupSpec) -> bool:
 def _speaks_tpu(group: GroupSpec) -> bool:
     """Whether JAX there may want to know its slice. GPUs find each other by other means."""
     asked = quantities.asked(quantities.ray_container(group.template))
-    return _has_tpu(group) or (group.num_of_hosts > 1 and not any(key.endswith("gpu") for key in asked))
-
-
-def _run_ray(cluster: Cluster, ray: Manifest, command: str, env: Mapping[str, str]) -> None:
-    node = {
-        "RAY_CLUSTER_NAME": _field(f"metadata.labels['{names.CLUSTER}']"),
-        "RAY_CLOUD_INSTANCE_ID": _field("metadata.name"),
-        "RAY_NODE_TYPE_NAME": _field(f"metadata.labels['{names.WORKER_GROUP}']"),
-    }
-    given = {variable["name"] for variable in ray.get("env") or ()}
-    # Those from fields first: later ones may refer to them.
-    _set_env([ray], {key: value for key, value in node.items() if key not in given})
-    _set_env(
-        [ray],
-        {key: value for key, value in env.items() if key not in given or key in ("FQ_RAY_IP", "RAY_IP")},
-    )
-    _set_env([ray], {"KUBERAY_GEN_RAY_START_CMD": command, "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1"})
-    if cluster.annotations.get(names.OVERWRITE_COMMAND) == "true":
-        return
-    own = " ".join((*(ray.get("command") or ()), *(ray.get("args") or ())))
-    if "ray start" in own:
-        return
-    ray["command"] = ["/bin/bash", "-c", "--"]
-    ray["args"] = [f"{own} && ulimit -n 65536; {command}" if own else f"ulimit -n 65536; {command}"]
-
-
-def _field(path: str) -> Manifest:
-    return {"valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def _set_env(containers: list[Manifest], env: Mapping[str, str | Manifest]) -> None:
-    for container in containers:
-        variables = [v for v in container.get("env") or () if v["name"] not in env]
-        for name, value in env.items():
-            variables.append({"name": name, **({"value": value} if isinstance(value, str) else value)})
-        container["env"] = variables
-
-
-def _probe(ray: Manifest, also: str, params: Mapping[str, str]) -> None:
-    """Alive and ready as Ray itself says. Those that the template brings are left as they are."""
-    port = params.get("dashboard-agent-listen-port", _AGENT_PORT)
-    urls = [f"http://localhost:{port}/api/local_raylet_healthz", *([also] if also else [])]
-    check = " && ".join(f"wget --tries 1 -T 5 -q -O- {url} | grep success" for url in urls)
-    for kind, period, failures in (("livenessProbe", 5, 120), ("readinessProbe", 5, 10)):
-        ray.setdefault(
-            kind,
-            {
-                "exec": {"command": ["bash", "-c", check]},
-                "initialDelaySeconds": 10,
-                "periodSeconds": period,
-                "timeoutSeconds": 10,
-                "failureThreshold": failures,
-            },
-        )
+    return _has_tpu(group) or (group.num_of_hosts > 1 and not any(map(raystart.is_gpu, asked)))
 
 
 def _wait_for_head(cluster: Cluster, ray: Manifest) -> Manifest:
-    address = f"{names.head_address(cluster.name, cluster.namespace)}:{cluster.head.port}"
+    address = f"{cluster.head_host}:{cluster.head.port}"
     waiting = {
         "name": "wait-gcs-ready",
         "image": ray["image"],
@@ -410,52 +223,3 @@ def _wait_for_head(cluster: Cluster, ray: Manifest) -> Manifest:
         if key in ray:
             waiting[key] = copy.deepcopy(ray[key])
     return waiting
-
-
-def _share_logs(spec: Manifest, ray: Manifest) -> None:
-    """The autoscaler writes beside the head's other logs, in Ray's own folder."""
-    volumes = spec.setdefault("volumes", [])
-    mounts = ray.setdefault("volumeMounts", [])
-    if not any(mount.get("mountPath") == "/tmp/ray" for mount in mounts):
-        mounts.append({"name": "ray-logs", "mountPath": "/tmp/ray"})
-        if not any(volume.get("name") == "ray-logs" for volume in volumes):
-            volumes.append({"name": "ray-logs", "emptyDir": {}})
-
-
-def _autoscaler(cluster: Cluster, ray: Manifest) -> Manifest:
-    """Ray's own autoscaler, version 2, as the head's sidecar."""
-    options = cluster.autoscaler
-    container: dict[str, Any] = {
-        "name": names.AUTOSCALER,
-        "image": options.get("image") or ray["image"],
-        "imagePullPolicy": options.get("imagePullPolicy") or ray.get("imagePullPolicy") or "IfNotPresent",
-        "command": ["/bin/bash", "-c", "--"],
-        "args": [
-            "ray kuberay-autoscaler --cluster-name $(RAY_CLUSTER_NAME) "
-            "--cluster-namespace $(RAY_CLUSTER_NAMESPACE)"
-            + ("" if cluster.head.port == 6379 else f" --gcs-address $(POD_IP):{cluster.head.port}")
-        ],
-        "env": [],
-        "resources": options.get("resources")
-        or {"limits": {"cpu": "500m", "memory": "512Mi"}, "requests": {"cpu": "500m", "memory": "512Mi"}},
-        "volumeMounts": [m for m in ray["volumeMounts"] if m.get("mountPath") == "/tmp/ray"]
-        + list(options.get("volumeMounts") or ()),
-    }
-    for key in ("envFrom", "securityContext"):
-        if key in options:
-            container[key] = options[key]
-    _set_env(
-        [container],
-        {
-            "RAY_CLUSTER_NAME": _field(f"metadata.labels['{names.CLUSTER}']"),
-            "RAY_CLUSTER_NAMESPACE": _field("metadata.namespace"),
-            "RAY_HEAD_POD_NAME": _field("metadata.name"),
-            "POD_IP": _field("status.podIP"),
-            "KUBERAY_CRD_VER": names.VERSION,
-            "RAY_enable_autoscaler_v2": "1",
-        },
-    )
-    # Where the head wants a token of its clients, this is one of them.
-    container["env"] += [variable for variable in ray["env"] if variable["name"].startswith("RAY_AUTH_")]
-    container["env"] += list(options.get("env") or ())
-    return container

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -52,3 +52,32 @@ def ray_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
     """Ray's is always the first."""
     container: Mapping[str, Any] = template["spec"]["containers"][0]
     return container
+
+
+def total(pods: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, str]:
+    """What so many Pods of these templates ask for, by the names that KubeRay's status has for it."""
+    sums = dict.fromkeys(("CPU", "Memory", "GPU", "TPU"), Decimal(0))
+    for count, template in pods:
+        for container in template["spec"]["containers"]:
+            resources = container.get("resources") or {}
+            # A request counts; a limit is one where there is none.
+            asked_for = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+            for name, amount in asked_for.items():
+                kind = _KINDS.get(name) or ("GPU" if name.endswith("gpu") else None)
+                if kind is not None:
+                    sums[kind] += count * number(amount)
+    return {kind: _text(amount, binary=kind == "Memory") for kind, amount in sums.items()}
+
+
+_KINDS = {"cpu": "CPU", "memory": "Memory", "google.com/tpu": "TPU"}
+
+
+def _text(amount: Decimal, *, binary: bool) -> str:
+    """As Kubernetes writes a quantity."""
+    if amount != amount.to_integral_value():
+        return f"{math.ceil(amount * 1000)}m"
+    whole = int(amount)
+    for power, suffix in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
+        if binary and whole and whole % 1024**power == 0:
+            return f"{whole // 1024**power}{suffix}"
+    return str(whole)

@@ -18,13 +18,14 @@ another
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from everstep.kube import names, pods as build
+from everstep.kube import gangs, headstate, names, pods as build, services, setbacks, sidecar
 from everstep.kube.actions import (
     Action,
+    ChangeService,
     CreateHead,
     CreateReplica,
     CreateService,
@@ -36,19 +37,29 @@ from everstep.kube.actions import (
 )
 from everstep.kube.replicas import PATIENCE_S, Members, Replica, State, adopted, is_stuck, members
 from everstep.kube.setbacks import Failure, Failures, Refusal, remembered
-from everstep.kube.spec import Cluster, GroupSpec
-from everstep.kube.view import PodView
+from everstep.kube.spec import Cluster, GroupSpec, Upgrade
+from everstep.kube.view import PodView, ServiceView
 
+HALF_BOUND_S = 300.0
+"""How long some hosts of a replica may hold nodes while the others wait for theirs."""
+_HALF_BOUND = "some of its hosts have waited for a node while the others held theirs"
 A_ROUND = 50
 """Replicas of a group that are made until it is looked again: what should be may have changed meanwhile."""
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     pods: Sequence[PodView]
-    services: frozenset[str] = frozenset()
+    services: Mapping[str, ServiceView] = {}
+    """By name."""
     refusals: Mapping[str, Refusal] = {}
-    """By the name of the group or Service."""
+    """By what was refused, as ``setbacks`` names it."""
     failures: Failures = {}
+    served: frozenset[str] = frozenset()
+    """The versions of APIs that the server has."""
+    suspending: bool = False
+    """It was told to suspend, and some of its Pods are still there: that is brought to its end first."""
+    vacated: Collection[tuple[str, int]] = ()
+    """Places, by group and index, whose replicas have lately gone."""
 
 
 def reconcile(cluster: Cluster, seen: Observed, now: float) -> Plan:
@@ -61,6 +72,13 @@ class _Reconciliation:
         self.seen = seen
         self.now = now
         self.failures = remembered(seen.failures, now)
+        self.suspended = cluster.suspend or seen.suspending
+        self.gang = gangs.choose(cluster, seen.served)
+        self.undeletable = {
+            pod.name
+            for pod in seen.pods
+            if (refusal := seen.refusals.get(setbacks.of_pod(pod.name))) is not None and not refusal.passing
+        }
         self.wake = [failure.forgotten_at for failure in self.failures.values()]
         self.taken_names = {pod.name for pod in seen.pods} | {pod.replica for pod in seen.pods if pod.replica}
         self.taken_names.update(name for group in cluster.groups for name in group.workers_to_delete)
@@ -84,13 +102,12 @@ class _Reconciliation:
         return Plan((*actions, *creations), min(later, default=None))
 
     def _services(self) -> Iterator[Action]:
-        wanted = [build.head_service(self.cluster)]
-        if self.cluster.needs_headless_service:
-            wanted.append(build.headless_service(self.cluster))
-        for service in wanted:
+        for service in services.wanted(self.cluster):
             name = service["metadata"]["name"]
-            if name not in self.seen.services and self._may_create(self.seen.refusals.get(name)):
-                yield CreateService(service)
+            there = self.seen.services.get(name)
+            change = services.change(there, service) if there is not None else {}
+            if (there is None or change) and self._may(setbacks.of_service(name)):
+                yield CreateService(service) if there is None else ChangeService(name, change)
 
     def _head(self) -> Iterator[Action]:
         heads = [p for p in self.seen.pods if p.node_type == names.HEAD and p.owner is not None]
@@ -98,38 +115,43 @@ class _Reconciliation:
             (p for p in heads if p.leaving is None and p.owner == self.cluster.uid),
             key=lambda p: (p.created, p.name),
         )
-        if self.cluster.suspend:
-            yield from (DeletePod(pod.name, pod.uid, "the cluster is suspended") for pod in live)
+        if self.suspended:
+            for pod in live:
+                yield from self._delete(pod, "the cluster is suspended")
             return
         for pod in live:
-            if pod.broken or pod.node_lost:
-                why = pod.broken or "its node is lost"
+            why = "its node is lost" if pod.node_lost else pod.broken or pod.going or self._outdated_head(pod)
+            if why:
                 yield from self._remember(names.HEAD_GROUP, 0, pod.name, "" if pod.node_lost else pod.broken)
-                yield Tell(True, "HeadReplaced", f"head {pod.name}: {why}")
-                yield DeletePod(pod.name, pod.uid, why)
+                deletion = list(self._delete(pod, why))
+                yield from (Tell(True, "HeadReplaced", f"head {pod.name}: {why}", pod.name) for _ in deletion)
+                yield from deletion
             elif pod is not live[0]:
-                yield DeletePod(pod.name, pod.uid, f"{live[0].name} is the head already")
+                yield from self._delete(pod, f"{live[0].name} is the head already")
         # Two heads would be two clusters under one name: the next waits for the last, also for one of an
         # earlier cluster of this name, unless that is stuck.
         if (
             all(is_stuck(pod, self.now) for pod in heads)
             and not self._held(names.HEAD_GROUP, ())
-            and self._may_create(self.seen.refusals.get(names.HEAD_GROUP))
+            and self._may(setbacks.HEAD)
         ):
             name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
-            yield CreateHead(build.head_pod(self.cluster, name), build.beside_head(self.cluster))
+            yield CreateHead(
+                build.head_pod(self.cluster, name),
+                (*headstate.secret(self.cluster), *sidecar.account(self.cluster)),
+            )
 
     def _of_no_group(self, pods: Sequence[PodView]) -> Iterator[Action]:
         for pod in pods:
             if pod.leaving is None and pod.owner == self.cluster.uid:
-                yield DeletePod(pod.name, pod.uid, f"the cluster has no group {pod.group!r}")
+                yield from self._delete(pod, f"the cluster has no group {pod.group!r}")
 
     def _group(self, group: GroupSpec, pods: Sequence[PodView]) -> Iterator[Action]:
-        suspended = self.cluster.suspend or group.suspend
+        suspended = self.suspended or group.suspend
         if not suspended:
             placed = {pod.uid: pod for pod in adopted(group, pods, self.cluster.uid)}
             pods = [placed.get(pod.uid, pod) for pod in pods]
-            yield from (self._adopt(pod) for pod in placed.values())
+            yield from (self._adopt(pod) for pod in placed.values() if self._may(setbacks.of_pod(pod.name)))
         found = members(group, pods, self.cluster.uid)
         desired = 0 if suspended else group.desired
         # Each replica's worth of Pods that can't be told apart stands for one: nothing is made twice.
@@ -142,22 +164,21 @@ class _Reconciliation:
         ended = {replica.name for replica, _ in doomed}
         kept = sum(replica.name not in ended for replica in found.replicas)
         # Just told to leave, or leaving still: its place is kept for it, unless it is stuck.
-        leaving = sum(replica.holds_its_place(self.now) for replica, _ in doomed)
+        leaving = sum(replica.holds_its_place(self.now, self.undeletable) for replica, _ in doomed)
         held = self._held(group.name, found.indices)
         missing = desired - strangers - kept - leaving - len(held)
-        if missing > 0 and self._may_create(self.seen.refusals.get(group.name)):
-            yield from self._create(group, found.indices | held, min(missing, A_ROUND))
+        yield from self._create(group, found.indices | held, missing)
 
     def _end_strangers(
         self, group: GroupSpec, strangers: Sequence[PodView], desired: int
     ) -> Iterator[Action]:
         """Whose replica can't be told: they go where all go, or where they are named."""
-        suspended = self.cluster.suspend or group.suspend
+        suspended = self.suspended or group.suspend
         for pod in strangers:
             if suspended or (desired == 0 and not self.cluster.autoscaling):
-                yield DeletePod(pod.name, pod.uid, "suspended" if suspended else "no replicas are wanted")
+                yield from self._delete(pod, "suspended" if suspended else "no replicas are wanted")
             elif pod.name in group.workers_to_delete:
-                yield DeletePod(pod.name, pod.uid, "it is in workersToDelete")
+                yield from self._delete(pod, "it is in workersToDelete")
 
     def _doomed(self, group: GroupSpec, found: Members, room: int) -> list[tuple[Replica, str]]:
         """Replicas that have to go, or are going, and why."""
@@ -167,12 +188,14 @@ class _Reconciliation:
             named = next((p.name for p in replica.pods if p.name in group.workers_to_delete), None)
             if not replica.whole:
                 doomed.append((replica, replica.reason))
+            elif self._waits_in_vain(group, replica):
+                doomed.append((self._at_fault(replica, _HALF_BOUND), _HALF_BOUND))
             elif named is not None:
                 doomed.append((replica, f"{named} is in workersToDelete"))
             else:
                 healthy.append(replica)
         # Which ones go is the autoscaler's to say, where there is one.
-        suspended = self.cluster.suspend or group.suspend
+        suspended = self.suspended or group.suspend
         surplus = len(healthy) - max(0, room)
         if surplus > 0 and (suspended or not self.cluster.autoscaling):
             healthy.sort(key=lambda replica: (replica.state is not State.READY, replica.index))
@@ -180,26 +203,55 @@ class _Reconciliation:
             doomed += [(replica, why) for replica in healthy[-surplus:]]
             del healthy[-surplus:]
         # What is stuck has been replaced, and mustn't hold up the others.
-        busy = any(replica.holds_its_place(self.now) for replica, _ in doomed)
+        busy = any(replica.holds_its_place(self.now, self.undeletable) for replica, _ in doomed)
         doomed += self._outdated(group, healthy, undisturbed=not busy and len(healthy) >= room)
         return doomed
 
     def _outdated(
         self, group: GroupSpec, healthy: Sequence[Replica], *, undisturbed: bool
     ) -> Iterator[tuple[Replica, str]]:
-        """Replicas of another size. Those at work go one at a time, each once the last has been replaced."""
-        old = [replica for replica in healthy if replica.hosts != group.num_of_hosts]
+        """Replicas of another size or template. Those at work go some at a time, each time once the last ones
+        have been replaced.
+        """
+        why = {replica.name: self._changed(group, replica) for replica in healthy}
+        old = [replica for replica in healthy if why[replica.name]]
         at_work = [replica for replica in old if replica.state is State.READY]
-        for replica in old:
-            if replica.state is not State.READY:
-                yield replica, _size(replica, group)
-                undisturbed = False
-        if at_work and undisturbed and all(replica.state is State.READY for replica in healthy):
-            yield at_work[0], _size(at_work[0], group)
+        idle = [replica for replica in old if replica.state is not State.READY]
+        if self.cluster.upgrade is not Upgrade.RECREATE:
+            away = sum(replica.state is not State.READY for replica in healthy) - len(idle)
+            room = 0 if idle or not undisturbed else max(0, self.cluster.max_unavailable - away)
+            at_work = at_work[:room]
+        for replica in (*idle, *at_work):
+            yield replica, why[replica.name]
+
+    def _changed(self, group: GroupSpec, replica: Replica) -> str:
+        if replica.hosts != group.num_of_hosts:
+            return _size(replica, group)
+        rolls = self.cluster.upgrade is not Upgrade.NONE
+        if rolls and replica.template is not None and replica.template != group.fingerprint:
+            return "its template has changed"
+        return ""
+
+    def _outdated_head(self, pod: PodView) -> str:
+        changed = pod.template is not None and pod.template != self.cluster.head.fingerprint
+        return "its template has changed" if changed and self.cluster.upgrade is Upgrade.RECREATE else ""
+
+    def _waits_in_vain(self, group: GroupSpec, replica: Replica) -> bool:
+        """Half of it holds nodes that others could use, and nobody schedules it as one."""
+        if self.gang is not None or group.num_of_hosts == 1 or not replica.half_bound:
+            return False
+        until = max(pod.created for pod in replica.pods) + HALF_BOUND_S
+        if self.now < until:
+            self.wake.append(until)
+        return self.now >= until
+
+    def _at_fault(self, replica: Replica, why: str) -> Replica:
+        return msgspec.structs.replace(replica, fault=why)
 
     def _end(self, group: GroupSpec, replica: Replica, why: str) -> Iterator[Action]:
         live = [pod for pod in replica.pods if pod.leaving is None]
-        if live:
+        deletions = [action for pod in live for action in self._delete(pod, why)]
+        if deletions:
             yield from self._remember(group.name, replica.index, replica.name, replica.fault)
             failure = self.failures.get((group.name, replica.index))
             if replica.fault and failure is not None and not self._is_due(failure):
@@ -207,10 +259,12 @@ class _Reconciliation:
                 why += f" (failure {failure.attempts} in a row; the next comes in {later:.0f} s)"
             what = f"replica {replica.index} of {group.name} ({replica.name})"
             broken = replica.state is State.DEGRADED
-            yield Tell(
-                broken, "ReplicaReplaced" if broken else "ReplicaDeleted", f"{what} is deleted whole: {why}"
-            )
-        for pod in live:
+            reason = "ReplicaReplaced" if broken else "ReplicaDeleted"
+            yield Tell(broken, reason, f"{what} is deleted whole: {why}", replica.name, group.name)
+        yield from deletions
+
+    def _delete(self, pod: PodView, why: str) -> Iterator[Action]:
+        if self._may(setbacks.of_pod(pod.name)):
             yield DeletePod(pod.name, pod.uid, why)
 
     def _adopt(self, pod: PodView) -> Action:
@@ -245,16 +299,22 @@ class _Reconciliation:
                 held.add(failure.index)
         return frozenset(held)
 
-    def _create(self, group: GroupSpec, used: frozenset[int], count: int) -> Iterator[Action]:
-        free = (index for index in range(len(used) + count) if index not in used)
-        for _ in range(count):
-            index = next(free)
-            replica = self._name(group.name, f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
-            prefix = f"{self.cluster.name}-{group.name}-worker"
+    def _create(self, group: GroupSpec, used: frozenset[int], missing: int) -> Iterator[Action]:
+        """Those that were there before first: what their Pods have given back is theirs before anybody's."""
+        count = max(0, missing)
+        free = [index for index in range(len(used) + count) if index not in used][:count]
+        healing = [index for index in free if (group.name, index) in self.seen.vacated]
+        growing = [index for index in free if index not in healing]
+        may_heal = [index for index in healing if self._may(setbacks.of_replica(group.name, index))]
+        may_grow = growing if growing and self._may(setbacks.of_growth(group.name)) else []
+        for index in (*may_heal, *may_grow)[:A_ROUND]:
+            replica = self._name(group.name.lower(), f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
+            prefix = f"{self.cluster.name}-{group.name.lower()}-worker"
             made = tuple(self._name(prefix, f"{replica}/{host}") for host in range(group.num_of_hosts))
-            yield CreateReplica(group.name, index, replica, made)
+            yield CreateReplica(group.name, index, replica, made, heals=index in healing, gang=self.gang)
 
-    def _may_create(self, refusal: Refusal | None) -> bool:
+    def _may(self, what: str) -> bool:
+        refusal = self.seen.refusals.get(what)
         return refusal is None or self._is_due(refusal)
 
     def _is_due(self, setback: Refusal | Failure) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from enum import Enum
 
 import msgspec
@@ -34,6 +35,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     reason: str = ""
     fault: str = ""
+    template: str | None = None
+    """Which template its Pods were made of, if they say."""
     """What its own containers did, where that is why it is no longer whole: it may well happen again."""
 
     @property
@@ -41,9 +44,15 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         """All of its hosts are there, and none is broken or leaving."""
         return self.state in (State.PENDING, State.CREATING, State.READY)
 
-    def holds_its_place(self, now: float) -> bool:
+    @property
+    def half_bound(self) -> bool:
+        """Some of its hosts have a node, and others wait for one."""
+        bound = sum(pod.scheduled for pod in self.pods)
+        return self.state is State.PENDING and 0 < bound < len(self.pods)
+
+    def holds_its_place(self, now: float, undeletable: Container[str]) -> bool:
         """Whether its Pods, on their way out, will be gone soon enough to be waited for."""
-        return any(not is_stuck(pod, now) for pod in self.pods)
+        return any(not is_stuck(pod, now) and pod.name not in undeletable for pod in self.pods)
 
 
 class Members(msgspec.Struct, frozen=True):
@@ -85,7 +94,14 @@ def _replica(group: GroupSpec, name: str, index: int, pods: list[PodView]) -> Re
     state, reason = _state(group, hosts, pods)
     fault = next((why for pod in pods if (why := _fault(group, hosts, pod))), "")
     return Replica(
-        name=name, index=index, hosts=hosts, pods=tuple(pods), state=state, reason=reason, fault=fault
+        name=name,
+        index=index,
+        hosts=hosts,
+        pods=tuple(pods),
+        state=state,
+        reason=reason,
+        fault=fault,
+        template=next((pod.template for pod in pods if pod.template), None),
     )
 
 
@@ -96,7 +112,7 @@ def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[State
     if leaving:
         return State.DEGRADED, f"{_list(pod.name for pod in leaving)} is being deleted"
     for pod in pods:
-        why = "its node is lost" if pod.node_lost else _fault(group, hosts, pod)
+        why = "its node is lost" if pod.node_lost else pod.going or _fault(group, hosts, pod)
         if why:
             return State.DEGRADED, f"{pod.name}: {why}"
     present = [pod.host for pod in pods]
@@ -125,7 +141,8 @@ def _fault(group: GroupSpec, hosts: int, pod: PodView) -> str:
 def adopted(group: GroupSpec, pods: Sequence[PodView], owner: str) -> list[PodView]:
     """Pods without labels of their replica, as they will be with them, where it can be told which it is.
 
-    A Pod alone is a replica of one host. Hosts of a larger one are known by what GKE's webhook wrote on them,
+    A Pod alone is a replica of one host, at the index that it has, if it has one (KubeRay gives such Pods an
+    index and nothing else). Hosts of a larger one are known by what GKE's webhook wrote on them,
     and only if all of them are there.
     """
     ours = [pod for pod in pods if pod.owner == owner and pod.leaving is None]
@@ -135,7 +152,12 @@ def adopted(group: GroupSpec, pods: Sequence[PodView], owner: str) -> list[PodVi
     if group.num_of_hosts == 1:
         free = (index for index in range(len(pods) + len(taken) + 1) if index not in taken)
         lone = sorted((pod for pod in ours if not is_labelled(pod)), key=lambda pod: (pod.created, pod.name))
-        return [_placed(group, pod, pod.uid, next(free), 0) for pod in lone]
+        holders = Counter(pod.index for pod in pods)
+        return [
+            _placed(group, pod, pod.uid, index, 0)
+            for pod in lone
+            for index in [pod.index if pod.index is not None and holders[pod.index] == 1 else next(free)]
+        ]
     hinted: dict[str, list[PodView]] = {}
     for pod in ours:
         if pod.hint is not None:
@@ -161,7 +183,7 @@ def is_labelled(pod: PodView) -> bool:
 
 
 def _placed(group: GroupSpec, pod: PodView, seed: str, index: int, host: int) -> PodView:
-    name = names.unique(group.name, seed, ())
+    name = names.unique(group.name.lower(), seed, ())
     return msgspec.structs.replace(pod, replica=name, index=index, host=host, hosts=group.num_of_hosts)
 
 

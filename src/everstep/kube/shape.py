@@ -1,4 +1,4 @@
-"""What the operator reads of a RayCluster, by its types.
+"""Whether what the operator reads of a RayCluster is of the right type.
 
 Pod templates are open in the definition, so that anything may be in there. What is read of it is of the right
 kind, or the cluster is refused; what isn't read is left to the API server.
@@ -6,131 +6,121 @@ kind, or the cluster is refused; what isn't read is left to the API server.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
+from everstep.kube.fields import OPEN, Schema, spec_schema
 
-Anything = dict[str, Any]
-Texts = dict[str, str]
-
-
-class _Part(msgspec.Struct, rename="camel"):
-    pass
-
-
-class _Meta(_Part):
-    labels: Texts | None = None
-    annotations: Texts | None = None
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+}
 
 
-class _Variable(_Part):
-    name: str
-    value: str | None = None
-    value_from: Anything | None = None
+def _object(**properties: Schema) -> Schema:
+    return {**OPEN, "properties": properties}
 
 
-class _Port(_Part):
-    container_port: int
-    name: str | None = None
-    protocol: str | None = None
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
 
 
-class _Resources(_Part):
-    limits: dict[str, str | int | float] | None = None
-    requests: dict[str, str | int | float] | None = None
+_TEXT: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer"}
+_TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
+_AMOUNTS: Schema = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
+_META = _object(name=_TEXT, namespace=_TEXT, labels=_TEXTS, annotations=_TEXTS, finalizers=_list(_TEXT))
+_VARIABLE = {**_object(name=_TEXT, value=_TEXT, valueFrom=OPEN), "required": ["name"]}
+_CONTAINER = _object(
+    name=_TEXT,
+    image=_TEXT,
+    imagePullPolicy=_TEXT,
+    command=_list(_TEXT),
+    args=_list(_TEXT),
+    env=_list(_VARIABLE),
+    envFrom=_list(OPEN),
+    ports=_list({**_object(containerPort=_WHOLE, name=_TEXT, protocol=_TEXT), "required": ["containerPort"]}),
+    resources=_object(limits=_AMOUNTS, requests=_AMOUNTS),
+    volumeMounts=_list(_object(name=_TEXT, mountPath=_TEXT)),
+    securityContext=OPEN,
+)
+_POD = _object(
+    containers=_list(_CONTAINER),
+    initContainers=_list(_CONTAINER),
+    volumes=_list(_object(name=_TEXT)),
+    nodeSelector=_TEXTS,
+    hostname=_TEXT,
+    subdomain=_TEXT,
+    restartPolicy=_TEXT,
+    serviceAccountName=_TEXT,
+)
+_SERVICE = _object(
+    metadata=_META,
+    spec=_object(
+        type=_TEXT,
+        ports=_list({**_object(port=_WHOLE, name=_TEXT), "required": ["port"]}),
+        publishNotReadyAddresses={"type": "boolean"},
+    ),
+)
+_INSIDE: dict[str, Schema] = {
+    "template": _object(metadata=_META, spec=_POD),
+    "headService": _SERVICE,
+    "env": _list(_VARIABLE),
+    "workersToDelete": _list({}),
+    "redisUsername": _object(value=_TEXT, valueFrom=OPEN),
+    "redisPassword": _object(value=_TEXT, valueFrom=OPEN),
+}
+"""What is read deeper down than the list of fields goes, by the field's name."""
+_LOOSE = ("rayStartParams", "labels", "resources", "replicas", "minReplicas", "maxReplicas", "numOfHosts")
+"""``validation`` has more to say about these."""
 
 
-class _Mount(_Part):
-    name: str | None = None
-    mount_path: str | None = None
+def _deepened(schema: Schema) -> Schema:
+    properties = {}
+    for key, inside in (schema.get("properties") or {}).items():
+        if key in _LOOSE:
+            loose = inside.get("type") == "object"
+            properties[key] = OPEN if loose else {}
+        else:
+            properties[key] = _INSIDE.get(key) or _deepened(inside)
+    deeper = {**schema, **({"properties": properties} if properties else {})}
+    return {**deeper, "items": _deepened(schema["items"])} if "items" in schema else deeper
 
 
-class _Container(_Part):
-    name: str | None = None
-    image: str | None = None
-    image_pull_policy: str | None = None
-    command: list[str] | None = None
-    args: list[str] | None = None
-    env: list[_Variable] | None = None
-    env_from: list[Anything] | None = None
-    ports: list[_Port] | None = None
-    resources: _Resources | None = None
-    volume_mounts: list[_Mount] | None = None
-    security_context: Anything | None = None
-
-
-class _PodSpec(_Part):
-    containers: list[_Container] | None = None
-    init_containers: list[Anything] | None = None
-    volumes: list[Anything] | None = None
-    node_selector: Texts | None = None
-    hostname: str | None = None
-    subdomain: str | None = None
-    restart_policy: str | None = None
-    service_account_name: str | None = None
-
-
-class _Template(_Part):
-    metadata: _Meta | None = None
-    spec: _PodSpec | None = None
-
-
-class _Member(_Part):
-    template: _Template | None = None
-    ray_start_params: Anything | None = None
-    resources: Anything | None = None
-    labels: Anything | None = None
-
-
-class _Service(_Part):
-    metadata: _Meta | None = None
-    spec: Anything | None = None
-
-
-class _Head(_Member):
-    service_type: str | None = None
-    head_service: _Service | None = None
-
-
-class _ScaleStrategy(_Part):
-    workers_to_delete: list[Any] | None = None
-
-
-class _Group(_Member):
-    group_name: str | None = None
-    suspend: bool | None = None
-    scale_strategy: _ScaleStrategy | None = None
-
-
-class _Autoscaler(_Part):
-    image: str | None = None
-    image_pull_policy: str | None = None
-    resources: Anything | None = None
-    env: list[_Variable] | None = None
-    env_from: list[Anything] | None = None
-    volume_mounts: list[Anything] | None = None
-    security_context: Anything | None = None
-
-
-class _Spec(_Part):
-    suspend: bool | None = None
-    enable_in_tree_autoscaling: bool | None = None
-    autoscaler_options: _Autoscaler | None = None
-    head_service_annotations: Texts | None = None
-    head_group_spec: _Head | None = None
-    worker_group_specs: list[_Group] | None = None
-
-
-class _RayCluster(_Part):
-    metadata: _Meta | None = None
-    spec: _Spec | None = None
+_SCHEMA = _object(metadata=_META, spec={**_deepened(spec_schema()), "required": []})
 
 
 def misshapen(raw: object) -> tuple[str, str] | None:
     """The path of the first field that is of the wrong kind, and what is wrong with it."""
-    try:
-        msgspec.convert(raw, _RayCluster)
-    except msgspec.ValidationError as error:
-        said, _, path = str(error).partition(" - at `$")
-        return path.rstrip("`").removeprefix(".") or "metadata", said
-    return None
+    return next(_wrong("", raw, _SCHEMA), None)
+
+
+def _wrong(path: str, value: Any, schema: Schema) -> Iterator[tuple[str, str]]:
+    if value is None or not schema:
+        return  # to Kubernetes a null is a field that isn't there
+    if schema.get("x-kubernetes-int-or-string"):
+        expected: tuple[type, ...] = (str, int, float)
+    else:
+        expected = _TYPES.get(schema.get("type", ""), (object,))
+    if not isinstance(value, expected) or (isinstance(value, bool) and bool not in (*expected, object)):
+        kind = schema.get("type") or "number or text"
+        yield path or "metadata", f"{value!r} is a {type(value).__name__}, not a {kind}"[:300]
+        return
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            if item is None:
+                yield f"{path}[{i}]", "is null"
+            yield from _wrong(f"{path}[{i}]", item, schema.get("items") or {})
+        return
+    if not isinstance(value, dict):
+        return
+    properties, other = schema.get("properties") or {}, schema.get("additionalProperties")
+    for key, inside in value.items():
+        below = f"{path}.{key}" if path else str(key)
+        yield from _wrong(below, inside, properties.get(key) or (other if isinstance(other, dict) else {}))
+    for key in schema.get("required") or ():
+        if path.count("[") and value.get(key) is None and key in ("name", "containerPort", "port"):
+            yield f"{path}.{key}", "is missing"

@@ -7,11 +7,16 @@ later, so that what was just written counts as seen, and what was just deleted d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from everstep.kube import names
-from everstep.kube.view import PodView, view
+from everstep.kube.nodes import NodeView, node_view, notable
+from everstep.kube.setbacks import STEADY_S
+from everstep.kube.view import PodView, ServiceView, service_view, view
 
 Key = tuple[str, str]
 """A cluster's namespace and name."""
@@ -23,18 +28,61 @@ _MOST_BURIED = 20_000
 
 
 class Store:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._vacated: dict[Key, dict[tuple[str, int], float]] = {}
         self.clusters: dict[Key, Json] = {}
         self._pods: dict[Key, dict[str, PodView]] = {}
-        self._services: dict[Key, dict[str, int]] = {}
+        self._services: dict[Key, dict[str, ServiceView]] = {}
+        self._nodes: dict[str, NodeView] = {}
+        self.served: frozenset[str] = frozenset()
+        """The versions of APIs that the server has."""
         self._buried: dict[str, None] = {}
         """The uids of the last Pods and clusters that went: an answer that comes late mustn't raise them."""
 
     def pods(self, key: Key) -> list[PodView]:
         return list(self._pods.get(key, {}).values())
 
-    def services(self, key: Key) -> frozenset[str]:
-        return frozenset(self._services.get(key, ()))
+    def vacated(self, key: Key) -> set[tuple[str, int]]:
+        """Places, by group and index, that Pods which had a node have left lately."""
+        places = self._vacated.get(key, {})
+        for place, at in list(places.items()):
+            if self._clock() > at + STEADY_S:
+                del places[place]
+        return set(places)
+
+    @property
+    def nodes(self) -> dict[str, NodeView]:
+        """Those that there is something to say about."""
+        return notable(self._nodes.values())
+
+    def put_node(self, raw: Json) -> None:
+        seen = node_view(raw)
+        there = self._nodes.get(seen.name)
+        if there is None or seen.version >= there.version:
+            self._nodes[seen.name] = seen
+
+    def drop_node(self, raw: Json) -> None:
+        """A node that is deleted takes its Pods along soon enough."""
+        seen = node_view(raw)
+        self._nodes[seen.name] = msgspec.structs.replace(seen, gone=True)
+
+    def nodes_listed(self, items: Iterable[Json], version: int) -> set[str]:
+        """Returns the names of all that may have changed."""
+        listed = list(items)
+        for item in listed:
+            self.put_node(item)
+        there = {item["metadata"]["name"] for item in listed}
+        for name, seen in list(self._nodes.items()):
+            if name not in there and seen.version <= version:
+                self._nodes[name] = msgspec.structs.replace(seen, gone=True)
+        return set(self._nodes)
+
+    def clusters_on(self, nodes: Container[str]) -> set[Key]:
+        return {key for key, pods in self._pods.items() if any(pod.node in nodes for pod in pods.values())}
+
+    def services(self, key: Key) -> dict[str, ServiceView]:
+        return dict(self._services.get(key, {}))
 
     def put_cluster(self, raw: Json) -> Key:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
@@ -69,21 +117,26 @@ class Store:
 
     def forget_pod(self, key: Key, uid: str) -> None:
         """The API server says that there is no such Pod."""
-        self._pods.get(key, {}).pop(uid, None)
+        gone = self._pods.get(key, {}).pop(uid, None)
+        if gone is not None and gone.index is not None and gone.scheduled:
+            self._vacated.setdefault(key, {})[gone.group, gone.index] = self._clock()
         self._bury(uid)
 
     def put_service(self, raw: Json) -> Key | None:
         key = _key(raw)
         if key is not None:
             known = self._services.setdefault(key, {})
-            name = raw["metadata"]["name"]
-            known[name] = max(known.get(name, 0), _version(raw))
+            seen = service_view(raw)
+            if seen.name not in known or seen.version >= known[seen.name].version:
+                known[seen.name] = seen
         return key
 
     def drop_service(self, raw: Json) -> Key | None:
         key = _key(raw)
-        if key is not None and self._services.get(key, {}).get(raw["metadata"]["name"], 0) <= _version(raw):
-            self._services.get(key, {}).pop(raw["metadata"]["name"], None)
+        known = self._services.get(key, {}) if key is not None else {}
+        there = known.get(raw["metadata"]["name"])
+        if there is not None and there.version <= _version(raw):
+            del known[there.name]
         return key
 
     def clusters_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
@@ -110,8 +163,8 @@ class Store:
         changed = {key for key in map(self.put_service, listed) if key is not None}
         there = {(_key(item), item["metadata"]["name"]) for item in listed}
         for key, known in self._services.items():
-            for name, at in list(known.items()):
-                if namespace in (None, key[0]) and (key, name) not in there and at <= version:
+            for name, seen in list(known.items()):
+                if namespace in (None, key[0]) and (key, name) not in there and seen.version <= version:
                     del known[name]
                     changed.add(key)
         return changed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 from everstep.kube import actions, grouplabels, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
 from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
+from everstep.kube.facts import holds
+from everstep.kube.headstate import TOKEN_KEY
 from everstep.kube.lease import LeaseGone, LeaseLost
+from everstep.kube.nodes import on_nodes
 from everstep.kube.reconcile import Observed, reconcile
-from everstep.kube.setbacks import Failure, Refusal, remembered
+from everstep.kube.setbacks import HEAD, Failure, Refusal, of_pod, of_service, remembered
 from everstep.kube.spec import Cluster, Manifest, parse
 from everstep.kube.store import Key
 from everstep.kube.validation import problems, unsupported
@@ -44,8 +48,12 @@ class Tending:
         self._uid = ""
         self._refusals: dict[str, Refusal] = {}
         self._failures: dict[tuple[str, int], Failure] = {}
+        self._look_at: float | None = None
+        """When what is known of nodes may mean something else."""
         self._written: Mapping[str, Any] | None = None
-        """The status as it was last acknowledged: another CRD may not have kept all of it."""
+        """The status as it was last sent."""
+        self._acknowledged: Mapping[str, Any] = {}
+        """And as it was kept: another CRD may not keep all of it."""
 
     async def run(self) -> None:
         pause = 0.0
@@ -62,17 +70,14 @@ class Tending:
                 wake_at = await self._once(raw) if raw is not None else 0.0
                 pause = 0.0
                 continue
-            except (ApiError, LeaseGone, *UNREACHABLE) as error:
+            except (ApiError, LeaseGone, LeaseLost, *UNREACHABLE) as error:
                 logger.warning("%s/%s: %s", *self._key, said(error))
-            except LeaseLost:
-                raise
             except Exception:
                 # A bug, and the trouble of this cluster: the others go on.
                 logger.exception("%s/%s: this is a bug in the operator", *self._key)
+            # Whatever changes meanwhile is looked at at once.
             pause = min(max(0.5, pause * 2), _LONGEST_PAUSE_S)
-            logger.info("%s/%s: again in %.1f s", *self._key, pause)
-            await asyncio.sleep(pause)
-            self.changed.set()
+            wake_at = time.time() + pause
 
     async def _wait(self, wake_at: float | None) -> None:
         timeout = None if wake_at is None else max(0.0, wake_at - time.time())
@@ -105,11 +110,11 @@ class Tending:
             self._refusals = describing.refusals(raw.get("status") or {})
             self._failures = describing.failures(raw.get("status") or {})
             self._written = None
-        before = self._written if self._written is not None else raw.get("status") or {}
+        before = self._status_before()
         generation = raw["metadata"].get("generation", 0)
         wrong = problems(raw)
         if wrong:
-            await self._say(raw, describing.refuse(wrong, generation, before, time.time()), before)
+            await self._say(describing.refuse(wrong, generation, before, time.time()))
             return None
         raw = await self._label_groups(raw)
         cluster = parse(raw)
@@ -118,47 +123,58 @@ class Tending:
         took = time.perf_counter() - began
         if plan.actions:
             logger.debug("%s/%s: %d actions, decided in %.1f ms", *self._key, len(plan.actions), took * 1e3)
-        error = await self._carry_out(cluster, raw, plan)
+        await self._carry_out(cluster, raw, plan)
         if plan.actions:
             self.changed.set()  # what was done may have made more to do
         self._failures = remembered(self._failures, time.time())
         described = describing.describe(cluster, self._observed(), unsupported(raw), before, time.time())
-        await self._say(raw, described, before)
-        if error is not None:
-            raise error
-        return plan.wake_at
+        self._operator.metrics.described(self._key, described)
+        await self._say(described)
+        return min((at for at in (plan.wake_at, self._look_at) if at is not None), default=None)
+
+    def _status_before(self) -> Mapping[str, Any]:
+        if self._written is not None:
+            return self._written
+        raw = self._operator.store.clusters.get(self._key) or {}
+        return raw.get("status") or {}
 
     def _observed(self) -> Observed:
         store = self._operator.store
+        pods, self._look_at = on_nodes(store.pods(self._key), store.nodes, time.time())
+        there = {of_pod(pod.name) for pod in pods}
+        self._refusals = {
+            what: refusal
+            for what, refusal in self._refusals.items()
+            if what in there or not what.startswith(of_pod(""))
+        }
         return Observed(
-            pods=store.pods(self._key),
+            pods=pods,
             services=store.services(self._key),
             refusals=dict(self._refusals),
             failures=dict(self._failures),
+            served=store.served,
+            suspending=holds(self._status_before(), "RayClusterSuspending"),
+            vacated=store.vacated(self._key),
         )
 
-    async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> Exception | None:
-        """All of it, whatever becomes of its parts. Returns the first error."""
+    async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> None:
+        """All of it, whatever becomes of its parts."""
+        for action in plan.actions:
+            if isinstance(action, Tell) and action.reason == "ReplicaReplaced":
+                self._operator.metrics.replaced(self._key, action.group)
         others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
-        errors = await _all(self._do(cluster, raw, action) for action in others)
+        await _all(self._do(cluster, raw, action) for action in others)
         # Fresh facts, fresh chances: a refusal of an older spec is over.
         self._refusals = {n: r for n, r in self._refusals.items() if r.generation == cluster.generation}
-        # Groups take turns.
+        # Groups take turns, and what heals goes before what grows.
         creations = [action for action in plan.actions if isinstance(action, CreateReplica)]
-        creations.sort(key=lambda creation: creation.index)
+        creations.sort(key=lambda creation: (not creation.heals, creation.index))
         stopped: set[str] = set()
         for creation in creations:
             if not self._is_current(raw):
                 break  # this was decided for another spec
-            if creation.group in stopped:
-                continue
-            try:
-                if not await self._create_replica(cluster, raw, creation):
-                    stopped.add(creation.group)
-            except (ApiError, *UNREACHABLE) as error:
-                errors.append(error)
+            if creation.group not in stopped and not await self._create_replica(cluster, raw, creation):
                 stopped.add(creation.group)
-        return errors[0] if errors else None
 
     def _is_current(self, raw: Mapping[str, Any]) -> bool:
         now = self._operator.ours(self._key)
@@ -170,39 +186,58 @@ class Tending:
         async with self._operator.slots:
             match action:
                 case Tell():
-                    await self._tell(raw, action)
+                    await self._operator.events.tell(raw, action)
                 case actions.Remember(failure=failure):
                     self._failures[failure.group, failure.index] = failure
                 case actions.CreateService(manifest=manifest):
-                    await self._create_service(cluster, raw, manifest)
-                case actions.DeletePod():
-                    logger.info("%s/%s: deleting %s: %s", *self._key, action.name, action.reason)
-                    await self._delete(raw, action.name, action.uid)
-                case actions.LabelPod():
-                    await self._label(action)
+                    name = manifest["metadata"]["name"]
+                    writing = self._create_service(manifest)
+                    await self._try(cluster, raw, of_service(name), f"Service {name}", writing)
+                case actions.ChangeService(name=name, change=change):
+                    logger.info("%s/%s: changing the Service %s: %s", *self._key, name, change)
+                    writing = self._change_service(name, change)
+                    await self._try(cluster, raw, of_service(name), f"Service {name}", writing)
+                case actions.DeletePod(name=name):
+                    logger.info("%s/%s: deleting %s: %s", *self._key, name, action.reason)
+                    deleting = self._delete(name, action.uid)
+                    await self._try(cluster, raw, of_pod(name), f"the end of {name}", deleting)
+                case actions.LabelPod(name=name):
+                    await self._try(cluster, raw, of_pod(name), f"{name}'s label", self._label(action))
                 case actions.CreateHead():
-                    await self._create_head(cluster, raw, action)
+                    await self._try(cluster, raw, HEAD, "the head", self._create_head(action))
                 case CreateReplica():
                     raise AssertionError("replicas are made one after the other")
 
-    async def _create_service(self, cluster: Cluster, raw: Mapping[str, Any], manifest: Manifest) -> None:
-        name = manifest["metadata"]["name"]
+    async def _try(
+        self, cluster: Cluster, raw: Mapping[str, Any], what: str, told: str, doing: Awaitable[None]
+    ) -> None:
+        """What fails is tried again later, and is nobody else's trouble."""
         try:
-            self._operator.store.put_service(await self._create_once(manifest))
-            self._refusals.pop(name, None)
-        except ApiError as error:
-            if error.passing:
-                raise
-            await self._refused(cluster, raw, name, f"Service {name}", error)
+            await doing
+            self._refusals.pop(what, None)
+        except (ApiError, *UNREACHABLE) as error:
+            await self._refused(cluster, raw, what, told, error)
+
+    async def _create_service(self, manifest: Manifest) -> None:
+        self._operator.store.put_service(await self._create_once(manifest))
+
+    async def _change_service(self, name: str, change: Manifest) -> None:
+        self._operator.may_write(self._namespace)
+        path = core_path("services", self._namespace, name)
+        self._operator.store.put_service(await self._operator.api.patch(path, change))
 
     async def _create_once(self, manifest: Manifest) -> dict[str, Any]:
         self._operator.may_write(self._namespace)
         path, name = path_for(manifest), manifest["metadata"]["name"]
+        if manifest["kind"] == "Secret":
+            manifest = {**manifest, "stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
         try:
             return await self._operator.api.create(path, manifest)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
+        if manifest["kind"] == "Secret":
+            return manifest  # the user's own, or ours of before; nobody's Secrets are read here
         there = await self._operator.api.get(f"{path}/{name}")
         if owner_of(there) not in (None, self._uid):
             message = (
@@ -212,39 +247,56 @@ class Tending:
         there["metadata"].setdefault("labels", {})[names.CLUSTER] = self._name
         return there
 
-    async def _create_head(
-        self, cluster: Cluster, raw: Mapping[str, Any], action: actions.CreateHead
-    ) -> None:
+    async def _put(self, manifest: Manifest) -> None:
+        """Makes it, or makes what is there of that name the same."""
+        self._operator.may_write(self._namespace)
+        path = path_for(manifest)
         try:
-            for manifest in action.beside:
-                await self._create_once(manifest)
-            await self._create_pod(action.manifest)
+            await self._operator.api.create(path, manifest)
         except ApiError as error:
-            if error.passing:
+            if error.reason != "AlreadyExists":
                 raise
-            await self._refused(cluster, raw, names.HEAD_GROUP, "the head", error)
-        else:
-            self._refusals.pop(names.HEAD_GROUP, None)
+            change = {"spec": manifest["spec"], "metadata": {"labels": manifest["metadata"]["labels"]}}
+            await self._operator.api.patch(f"{path}/{manifest['metadata']['name']}", change)
+
+    async def _create_head(self, action: actions.CreateHead) -> None:
+        for manifest in action.beside:
+            await self._create_once(manifest)
+        await self._create_pod(action.manifest)
 
     async def _create_replica(self, cluster: Cluster, raw: Mapping[str, Any], action: CreateReplica) -> bool:
         """All of its Pods. If one can't be had, those that could are given back."""
         logger.info(
             "%s/%s: creating replica %d of %s, %s", *self._key, action.index, action.group, action.name
         )
+        pod_group = action.pod_group(cluster)
+        if pod_group is not None:
+            try:
+                await self._put(pod_group)
+            except (ApiError, *UNREACHABLE) as error:
+                told = f"the PodGroup of replica {action.index} of {action.group}"
+                await self._refused(cluster, raw, action.setback, told, error, growth=not action.heals)
+                return False
         creating = [self._create_pod(pod) for pod in action.manifests(cluster)]
         made = await asyncio.gather(*creating, return_exceptions=True)
         failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
         if not failures:
-            self._refusals.pop(action.group, None)
+            self._refusals.pop(action.setback, None)
             return True
         made_pods = [outcome for outcome in made if not isinstance(outcome, BaseException)]
         # Those that can't be given back are found again: a replica that isn't whole.
-        await _all(self._delete(raw, pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in made_pods)
-        final = next((f for f in failures if isinstance(f, ApiError) and not f.passing), None)
-        if final is None:
+        for outcome in await asyncio.gather(
+            *(self._delete(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in made_pods),
+            return_exceptions=True,
+        ):
+            if outcome is not None and not isinstance(outcome, (ApiError, *UNREACHABLE)):
+                raise outcome
+        # A refusal says more than an answer that didn't come.
+        failures.sort(key=lambda failure: not isinstance(failure, ApiError) or failure.passing)
+        if not isinstance(failures[0], (ApiError, *UNREACHABLE)):
             raise failures[0]
         what = f"replica {action.index} of {action.group}"
-        await self._refused(cluster, raw, action.group, what, final)
+        await self._refused(cluster, raw, action.setback, what, failures[0], growth=not action.heals)
         return False
 
     async def _create_pod(self, manifest: Manifest) -> dict[str, Any]:
@@ -254,24 +306,32 @@ class Tending:
         return made
 
     async def _refused(
-        self, cluster: Cluster, raw: Mapping[str, Any], name: str, what: str, error: ApiError
+        self,
+        cluster: Cluster,
+        raw: Mapping[str, Any],
+        what: str,
+        told: str,
+        error: Exception,
+        growth: bool = False,
     ) -> None:
-        before = self._refusals.get(name)
-        reason = "QuotaExceeded" if "exceeded quota" in error.message else "Refused"
-        refusal = self._refusals[name] = Refusal(
-            reason=reason,
-            message=error.message,
+        before = self._refusals.get(what)
+        message = error.message if isinstance(error, ApiError) else said(error)
+        refusal = self._refusals[what] = Refusal(
+            reason="QuotaExceeded" if "exceeded quota" in message else "Refused",
+            message=message,
             attempts=before.attempts + 1 if before else 1,
             at=time.time(),
             generation=cluster.generation,
+            growth=growth,
+            passing=not isinstance(error, ApiError) or error.passing,
         )
-        logger.warning("%s/%s: %s can't be made: %s", *self._key, what, error)
-        after = int(refusal.retry_at - refusal.at)
-        await self._tell(
-            raw, Tell(True, reason, f"{what} can't be made: {error.message}; again in {after} s")
-        )
+        logger.warning("%s/%s: %s is refused: %s", *self._key, told, said(error))
+        if refusal.lasts:
+            after = refusal.retry_at - refusal.at
+            note = f"{told} is refused: {message}; again in {after:.0f} s"
+            await self._operator.events.tell(raw, Tell(True, refusal.reason, note, what))
 
-    async def _delete(self, raw: Mapping[str, Any], name: str, uid: str) -> None:
+    async def _delete(self, name: str, uid: str) -> None:
         self._operator.may_write(self._namespace)
         try:
             path = core_path("pods", self._namespace, name)
@@ -280,10 +340,6 @@ class Tending:
             if _is_gone(error):
                 self._operator.store.forget_pod(self._key, uid)
                 return
-            if not error.passing:
-                await self._tell(
-                    raw, Tell(True, "DeleteRefused", f"{name} can't be deleted: {error.message}")
-                )
             raise
         if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
             self._operator.store.put_pod(left)
@@ -306,49 +362,37 @@ class Tending:
                 raise
             self._operator.store.forget_pod(self._key, action.uid)
 
-    async def _tell(self, raw: Mapping[str, Any], note: Tell) -> None:
-        meta = raw["metadata"]
-        stamp = describing.stamp(time.time())
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{meta['name'][:50]}.", "namespace": meta["namespace"]},
-            "involvedObject": {
-                "apiVersion": raw.get("apiVersion", f"{names.GROUP}/{names.VERSION}"),
-                "kind": names.KIND,
-                "name": meta["name"],
-                "namespace": meta["namespace"],
-                "uid": meta["uid"],
-            },
-            "type": "Warning" if note.warning else "Normal",
-            "reason": note.reason,
-            "message": note.message[:1000],
-            "source": {"component": names.OPERATOR},
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        try:
-            await self._operator.api.create(core_path("events", meta["namespace"]), event)
-        except ApiError as error:
-            logger.warning("%s/%s: no event could be written: %s", *self._key, error)
-
-    async def _say(
-        self, raw: Mapping[str, Any], status: Mapping[str, Any], before: Mapping[str, Any]
-    ) -> None:
-        if status == before:
+    async def _say(self, status: Mapping[str, Any]) -> None:
+        raw = self._operator.ours(self._key)
+        if raw is None or raw["metadata"]["uid"] != self._uid:
+            return
+        there = raw.get("status") or {}
+        # The same as before, and nobody else has written over it.
+        if status == self._written and there == self._acknowledged:
             return
         self._operator.may_write(self._namespace)
-        gone = {key: None for key in before if key not in status}
         path = clusters_path(self._namespace, self._name, "status")
-        change = {"metadata": {"uid": raw["metadata"]["uid"]}, "status": {**status, **gone}}
+        change = {"metadata": {"uid": self._uid}, "status": _difference(there, status)}
         try:
-            self._operator.store.put_cluster(await self._operator.api.patch(path, change))
+            answer = await self._operator.api.patch(path, change)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
             return  # deleted, or another one of this name by now: its own events follow
-        self._written = status
+        self._operator.store.put_cluster(answer)
+        self._written, self._acknowledged = status, answer.get("status") or {}
+
+
+def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that makes one of the other."""
+    change: dict[str, Any] = {key: None for key in there if key not in wanted}
+    for key, value in wanted.items():
+        known = there.get(key)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            change[key] = _difference(known, value)
+        elif value != known:
+            change[key] = value
+    return change
 
 
 def _is_gone(error: ApiError) -> bool:
@@ -356,12 +400,8 @@ def _is_gone(error: ApiError) -> bool:
     return error.status == 404 or (error.status == 409 and "UID in precondition" in error.message)
 
 
-async def _all(doing: Iterable[Awaitable[None]]) -> list[Exception]:
-    """All of them, whatever becomes of the others; then the errors of the API server."""
-    errors: list[Exception] = []
+async def _all(doing: Iterable[Awaitable[None]]) -> None:
+    """All of them, whatever becomes of the others; then the first that is more than a refusal."""
     for outcome in await asyncio.gather(*doing, return_exceptions=True):
-        if isinstance(outcome, (ApiError, *UNREACHABLE)):
-            errors.append(outcome)
-        elif outcome is not None:
+        if outcome is not None:
             raise outcome
-    return errors

@@ -14,17 +14,20 @@ from typing import Any
 
 import msgspec
 
-from everstep.kube import names, quantities
+from everstep.kube import fields, gangs, names, quantities
+from everstep.kube.containers import version
 from everstep.kube.shape import misshapen
-from everstep.kube.spec import RestartPolicy
+from everstep.kube.spec import RestartPolicy, Upgrade
 
 _NAME = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+_GROUP_NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$")
 _FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
 _LABEL_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
 _PORT = re.compile(r"^[0-9]{1,5}$")
 _TOPOLOGY = re.compile(r"^[0-9]{1,5}(x[0-9]{1,5}){1,2}$")
 _PORTS = ("port", "dashboard-port", "ray-client-server-port", "metrics-export-port")
+_TOKENS_SINCE = (2, 52)
 _LONGEST_CLUSTER = 50
 _LONGEST_GROUP = 50
 _OURS = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_NAME")
@@ -37,54 +40,19 @@ _RESERVED_LABELS = (
     names.HOST_INDEX,
 )
 
-_SPEC = {
-    "autoscalerOptions",
-    "enableInTreeAutoscaling",
-    "headGroupSpec",
-    "headServiceAnnotations",
-    "managedBy",
-    "rayVersion",
-    "suspend",
-    "workerGroupSpecs",
-}
-_HEAD = {"headService", "labels", "rayStartParams", "resources", "serviceType", "template"}
-_GROUP = {
-    "groupName",
-    "idleTimeoutSeconds",
-    "labels",
-    "maxReplicas",
-    "minReplicas",
-    "numOfHosts",
-    "priority",
-    "rayStartParams",
-    "replicas",
-    "resources",
-    "scaleStrategy",
-    "suspend",
-    "template",
-}
-_AUTOSCALER = {
-    "env",
-    "envFrom",
-    "idleTimeoutSeconds",
-    "image",
-    "imagePullPolicy",
-    "resources",
-    "securityContext",
-    "upscalingMode",
-    "version",
-    "volumeMounts",
-}
 # What KubeRay and others read from a cluster's annotations and labels, like ray.io/ft-enabled.
-_OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/")
-_HONOURED = (names.OVERWRITE_COMMAND, names.CLUSTER)
-# These ask for nothing: what they name is how it is here anyway.
-_DEFAULTS: Mapping[str, object] = {
-    "spec.authOptions": {"mode": "disabled"},
-    "spec.upgradeStrategy": {"type": "None"},
-    "spec.headGroupSpec.enableIngress": False,
-    "spec.idleSuspend": False,
-}
+_OF_RAY_AND_KUEUE = ("ray.io/", "kueue.x-k8s.io/", "yunikorn.apache.org/", "volcano.sh/", "kai.scheduler/")
+_HONOURED = (
+    names.OVERWRITE_COMMAND,
+    names.CLUSTER,
+    names.FT_ENABLED,
+    names.STORAGE_NAMESPACE,
+    gangs.LABEL,
+    *gangs.QUEUES,
+    # Kueue reads it, and suspends and resumes the cluster by it.
+    "kueue.x-k8s.io/queue-name",
+    "kueue.x-k8s.io/priority-class",
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -106,43 +74,32 @@ def problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None = None) ->
 
 def unsupported(raw: Mapping[str, Any]) -> list[str]:
     """The paths of fields that are there and that this operator does nothing with."""
-    spec = raw.get("spec") or {}
-    found = [
+    paths = [
         f"metadata.{kind}[{key}]"
         for kind in ("annotations", "labels")
         for key in (raw.get("metadata") or {}).get(kind) or ()
         if key.startswith(_OF_RAY_AND_KUEUE) and key not in _HONOURED
     ]
-    found += [f"spec.{key}" for key in spec if key not in _SPEC]
-    head = spec.get("headGroupSpec") or {}
-    found += [f"spec.headGroupSpec.{key}" for key in head if key not in _HEAD]
-    service = (head.get("headService") or {}).get("metadata") or {}
-    found += [
+    for path, listed, value in fields.found(raw.get("spec") or {}):
+        field = fields.BY_PATH.get(listed)
+        if field is None or (field.verdict is fields.Verdict.IGNORED and value != field.idle):
+            paths.append(f"spec.{path}")
+    service = ((raw.get("spec") or {}).get("headGroupSpec") or {}).get("headService") or {}
+    known = ("labels", "annotations", "creationTimestamp", "name", "namespace")
+    paths += [
         f"spec.headGroupSpec.headService.metadata.{key}"
-        for key in service
-        if key not in ("labels", "annotations", "creationTimestamp")
+        for key in service.get("metadata") or ()
+        if key not in known
     ]
-    for i, group in enumerate(spec.get("workerGroupSpecs") or ()):
-        path = f"spec.workerGroupSpecs[{i}]"
-        found += [f"{path}.{key}" for key in group if key not in _GROUP]
-        found += [
-            f"{path}.scaleStrategy.{key}"
-            for key in group.get("scaleStrategy") or ()
-            if key != "workersToDelete"
-        ]
-    found += [
-        f"spec.autoscalerOptions.{key}"
-        for key in spec.get("autoscalerOptions") or ()
-        if key not in _AUTOSCALER
-    ]
-    return [path for path in found if path not in _DEFAULTS or _at(raw, path) != _DEFAULTS[path]]
+    return paths
 
 
-def _at(raw: Mapping[str, Any], path: str) -> object:
-    value: Any = raw
-    for key in path.split("."):
-        value = value[key]
-    return value
+def _refused(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """What asks for protection that isn't given: a cluster without it isn't the one that was asked for."""
+    for path, listed, value in fields.found(spec):
+        field = fields.BY_PATH.get(listed)
+        if field is not None and field.verdict is fields.Verdict.REFUSED and value not in (None, field.idle):
+            yield Problem(f"spec.{path}", "isn't supported, and it protects something", field.why)
 
 
 def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Iterator[Problem]:
@@ -160,7 +117,11 @@ def _problems(raw: Mapping[str, Any], before: Mapping[str, Any] | None) -> Itera
     if spec is None:
         yield Problem("spec", "is missing", "give headGroupSpec and workerGroupSpecs")
         return
+    yield from _refused(spec)
     yield from _managed_by(spec, before)
+    yield from _fault_tolerance(raw, spec)
+    yield from _upgrade(raw, spec)
+    yield from _auth(spec)
     autoscaling = bool(spec.get("enableInTreeAutoscaling"))
     yield from _autoscaler(spec, autoscaling)
     head = spec.get("headGroupSpec")
@@ -201,6 +162,63 @@ def _managed_by(spec: Mapping[str, Any], before: Mapping[str, Any] | None) -> It
         )
 
 
+def _fault_tolerance(raw: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Problem]:
+    path = "spec.gcsFaultToleranceOptions"
+    options = spec.get("gcsFaultToleranceOptions")
+    annotations = (raw.get("metadata") or {}).get("annotations") or {}
+    head = spec.get("headGroupSpec") or {}
+    if options is None:
+        return
+    if not options.get("redisAddress"):
+        yield Problem(f"{path}.redisAddress", "is missing", "give Redis' address, like redis:6379")
+    if annotations.get(names.FT_ENABLED, "true").lower() != "true":
+        yield Problem(
+            f"metadata.annotations[{names.FT_ENABLED}]",
+            f"{annotations[names.FT_ENABLED]!r} beside gcsFaultToleranceOptions",
+            "leave the annotation out",
+        )
+    containers = ((head.get("template") or {}).get("spec") or {}).get("containers") or [{}]
+    said = {variable.get("name") for variable in containers[0].get("env") or ()}
+    for name in ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"):
+        if name in said:
+            yield Problem(
+                "spec.headGroupSpec.template.spec.containers[0].env",
+                f"{name} is set beside gcsFaultToleranceOptions",
+                f"say it in {path} alone",
+            )
+    for flag in ("redis-password", "redis-username"):
+        if flag in (head.get("rayStartParams") or {}):
+            yield Problem(
+                f"spec.headGroupSpec.rayStartParams.{flag}",
+                "is set beside gcsFaultToleranceOptions",
+                f"say it in {path} alone",
+            )
+
+
+def _upgrade(raw: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Problem]:
+    kind = (spec.get("upgradeStrategy") or {}).get("type")
+    if kind not in (None, *(upgrade.value for upgrade in (Upgrade.NONE, Upgrade.RECREATE))):
+        yield Problem("spec.upgradeStrategy.type", f"{kind!r} is unknown", "use None or Recreate")
+    at_once = ((raw.get("metadata") or {}).get("annotations") or {}).get(names.MAX_UNAVAILABLE)
+    if at_once is not None and not re.match(r"^[1-9][0-9]{0,4}$", at_once):
+        yield Problem(
+            f"metadata.annotations[{names.MAX_UNAVAILABLE}]", f"{at_once!r}", "use a whole number, 1 or more"
+        )
+
+
+def _auth(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    options = spec.get("authOptions") or {}
+    mode = options.get("mode")
+    if mode not in (None, "disabled", "token"):
+        yield Problem("spec.authOptions.mode", f"{mode!r} is unknown", "use token, or disabled")
+    if mode == "token" and () < version(spec.get("rayVersion") or "") < _TOKENS_SINCE:
+        yield Problem("spec.rayVersion", f"{spec['rayVersion']!r} knows no tokens", "use Ray 2.52 or later")
+    if options.get("enableK8sTokenAuth") and options.get("secretName"):
+        yield Problem(
+            "spec.authOptions.secretName", "is set beside enableK8sTokenAuth", "choose one of the two"
+        )
+
+
 def _autoscaler(spec: Mapping[str, Any], autoscaling: bool) -> Iterator[Problem]:
     options = spec.get("autoscalerOptions") or {}
     version = options.get("version")
@@ -231,23 +249,24 @@ def _group_name(path: str, group: Mapping[str, Any], taken: dict[str, int], i: i
     if not name:
         yield Problem(f"{path}.groupName", "is missing", "name the group; Pods and hosts are named after it")
         return
-    if not _NAME.match(name):
+    if not _GROUP_NAME.match(name):
         yield Problem(
             f"{path}.groupName",
             f"{name!r} can't be part of a host name",
-            "use lower-case letters, digits and dashes, beginning with a letter",
+            "use letters, digits and dashes, beginning and ending with a letter or digit",
         )
     elif len(name) > _LONGEST_GROUP:
         yield Problem(f"{path}.groupName", f"{len(name)} characters", f"use at most {_LONGEST_GROUP}")
     elif name == names.HEAD_GROUP:
         yield Problem(f"{path}.groupName", f"{name!r} is the head's own group", "use another name")
-    if name in taken:
+    host = name.lower()  # as it is in host names
+    if host in taken:
         yield Problem(
             f"{path}.groupName",
-            f"{name!r} is also the name of spec.workerGroupSpecs[{taken[name]}]",
-            "give each group a name of its own",
+            f"{name!r} is also the name of spec.workerGroupSpecs[{taken[host]}]",
+            "give each group a name of its own, in capitals or not",
         )
-    taken.setdefault(name, i)
+    taken.setdefault(host, i)
 
 
 def _counts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
@@ -344,7 +363,7 @@ def _start_params(path: str, member: Mapping[str, Any], *, is_head: bool) -> Ite
             "is set",
             f"move it to {path}.labels, where the autoscaler sees it, too",
         )
-    for key in _PORTS if is_head else ():
+    for key in _PORTS if is_head else _PORTS[-1:]:
         port = params.get(key)
         if isinstance(port, str) and not (_PORT.match(port) and int(port) < 65536):
             yield Problem(f"{path}.rayStartParams.{key}", f"{port!r}", "use a port number, like 6379")

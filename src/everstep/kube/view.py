@@ -29,6 +29,9 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     leaving: float | None = None
     """When its time to leave is over; ``None`` while nobody has asked it to."""
     ready: bool = False
+    unready_reason: str = ""
+    """The kubelet's word for it."""
+    running: bool = False
     scheduled: bool = False
     waiting_for: str = ""
     """Why it isn't ready."""
@@ -36,12 +39,46 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it will never be ready again; empty while it may."""
     restarts: int = 0
     """How often Ray's container was started again, or is about to be."""
+    node: str = ""
     node_lost: bool = False
+    going: str = ""
+    """Why it is about to lose its node, if it is."""
+    template: str | None = None
+    """Which template it was made of, as ``spec`` fingerprints them."""
     ip: str = ""
     autoscaler: bool = False
     """Whether Ray's autoscaler runs beside Ray there."""
     hint: tuple[str, int] | None = None
     """The replica's label and the host's index, as GKE's webhook wrote them before there were labels."""
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a Service can be wrong."""
+
+    name: str
+    version: int
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    selector: Mapping[str, str]
+    type: str
+    publishes_not_ready: bool
+    ports: tuple[Mapping[str, Any], ...]
+    ip: str = ""
+
+
+def service_view(service: Mapping[str, Any]) -> ServiceView:
+    meta, spec = service["metadata"], service.get("spec") or {}
+    return ServiceView(
+        name=meta["name"],
+        version=int(meta.get("resourceVersion") or 0),
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        selector=spec.get("selector") or {},
+        type=spec.get("type") or "ClusterIP",
+        publishes_not_ready=bool(spec.get("publishNotReadyAddresses")),
+        ports=tuple(spec.get("ports") or ()),
+        ip=spec.get("clusterIP") or "",
+    )
 
 
 def time_of(stamp: str | None) -> float | None:
@@ -78,11 +115,16 @@ def view(pod: Mapping[str, Any]) -> PodView:
         created=time_of(meta.get("creationTimestamp")) or 0.0,
         leaving=time_of(meta.get("deletionTimestamp")),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
+        unready_reason=(conditions.get("Ready") or {}).get("reason") or "",
+        running=status.get("phase") == "Running",
         scheduled=bool(spec.get("nodeName")),
         waiting_for=_waiting_for(conditions, status),
         broken=_broken(status, state, never),
         restarts=restarts,
+        node=spec.get("nodeName") or "",
         node_lost=_node_lost(status, conditions),
+        going=_going(conditions),
+        template=annotations.get(names.TEMPLATE),
         ip=status.get("podIP") or "",
         autoscaler=any(c.get("name") == names.AUTOSCALER for c in spec.get("containers") or ()),
         hint=_hint(labels, spec),
@@ -141,6 +183,15 @@ def _node_lost(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool
         status.get("reason") == "NodeLost"
         or status.get("phase") == "Unknown"
         or ready.get("reason") in ("NodeLost", "NodeStatusUnknown")
+    )
+
+
+def _going(conditions: Mapping[str, Any]) -> str:
+    target = conditions.get("DisruptionTarget") or {}
+    if target.get("status") != "True":
+        return ""
+    return (
+        f"it is about to be disrupted: {target.get('message') or target.get('reason') or 'no reason given'}"
     )
 
 

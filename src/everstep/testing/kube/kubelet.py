@@ -8,6 +8,7 @@ gone. There are no images, mounts, limits or namespaces of the kernel's.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.client
@@ -122,6 +123,10 @@ class ProcessKubelet:
         found: str = next(life.node for life in self._lives.values() if life.name == pod)
         return found
 
+    def pids(self, named: str = "") -> dict[str, list[int]]:
+        """The processes of the containers, by Pod; of Pods whose names have this in them."""
+        return {life.name: life.pids() for life in self._lives.values() if named in life.name}
+
     # What it does by itself.
 
     def _watch(self) -> None:
@@ -234,10 +239,15 @@ class _Life:
         self._ready = False
         self.thread = threading.Thread(target=self._live, name=self.name, daemon=True)
 
+    def pids(self) -> list[int]:
+        return sorted(process.pid for process in self._processes.values() if process.poll() is None)
+
     def kill_first(self) -> None:
         _kill(self._processes[self._pod["spec"]["containers"][0]["name"]])
 
     def end(self, grace_s: float) -> None:
+        if grace_s:
+            self._say_goodbye(grace_s)
         self._ending.set()
         if grace_s:
             for process in list(self._processes.values()):
@@ -250,6 +260,20 @@ class _Life:
         for process in list(self._processes.values()):
             _kill(process)
             process.wait()
+
+    def _say_goodbye(self, grace_s: float) -> None:
+        """The containers' own hooks, for as long as the grace lasts."""
+        for container in self._pod["spec"]["containers"]:
+            hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}
+            process = self._processes.get(container["name"])
+            if not hook or process is None or process.poll() is not None:
+                continue
+            environment = self._environment(container)
+            log = (self._logs / f"{self.name}.{container['name']}.log").open("ab")
+            with log, contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    hook["command"], env=environment, cwd=self._logs, stdout=log, stderr=log, timeout=grace_s
+                )
 
     def remove(self) -> None:
         """Say that it is over: then the API server lets it go."""
@@ -413,12 +437,18 @@ class _Life:
         }
         for variable in container.get("env") or ():
             value = variable.get("value", "")
-            field = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
-            if field:
-                value = self._field(field)
+            source = variable.get("valueFrom") or {}
+            if "fieldRef" in source:
+                value = self._field(source["fieldRef"]["fieldPath"])
+            elif "secretKeyRef" in source:
+                value = self._secret(source["secretKeyRef"])
             value = _REFERENCE.sub(lambda found: environment.get(found[1], found[0]), str(value))
             environment[variable["name"]] = here(value, self._namespace)
         return environment
+
+    def _secret(self, reference: Mapping[str, str]) -> str:
+        path = f"/api/v1/namespaces/{self._namespace}/secrets/{reference['name']}"
+        return base64.b64decode(self._server.request("GET", path)["data"][reference["key"]]).decode()
 
     def _field(self, path: str) -> str:
         meta = self._pod["metadata"]

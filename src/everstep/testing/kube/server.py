@@ -5,6 +5,7 @@ No scheduler, no controllers, no kubelet: Pods stay pending until somebody says 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -76,7 +77,8 @@ class ApiServer:
     def __init__(self, *, admission: Sequence[str] = ()) -> None:
         self._programs = find_programs()
         self._admission = admission
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments: dict[str, tuple[str, ...]] = {}
 
     def __enter__(self) -> ApiServer:
         self._folder = tempfile.TemporaryDirectory(prefix="everstep-kube-")
@@ -119,6 +121,28 @@ class ApiServer:
         )
         with urllib.request.urlopen(request, context=self._trust, timeout=30) as response:
             return json.load(response)
+
+    # Faults.
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """The API server is gone meanwhile. etcd keeps what it knew."""
+        self._end("kube-apiserver")
+        try:
+            yield
+        finally:
+            self._run("kube-apiserver", *self._arguments["kube-apiserver"])
+            self._wait()
+
+    @contextlib.contextmanager
+    def paused(self, program: str = "etcd") -> Iterator[None]:
+        """It doesn't answer meanwhile, and doesn't know that time goes by."""
+        process = self._processes[program]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def client_certificate(self, user: str) -> tuple[Path, Path]:
         """A certificate, and its key, for somebody that the server will know by this name."""
@@ -210,32 +234,30 @@ class ApiServer:
         return self.folder / "certs" / "apiserver.crt"
 
     def _run(self, program: str, *arguments: str) -> None:
-        with (self.folder / f"{program}.log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-S",
-                        "-c",
-                        _MORTAL,
-                        str(os.getpid()),
-                        str(self._programs / program),
-                        *arguments,
-                    ],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=self.folder,
-                    # They get no signal from the terminal: we end them, last.
-                    start_new_session=True,
-                )
+        self._arguments[program] = arguments
+        with (self.folder / f"{program}.log").open("ab") as log:
+            self._processes[program] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-S",
+                    "-c",
+                    _MORTAL,
+                    str(os.getpid()),
+                    str(self._programs / program),
+                    *arguments,
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                # They get no signal from the terminal: we end them, last.
+                start_new_session=True,
             )
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _STARTING_S
         while True:
-            for process in self._processes:
+            for name, process in self._processes.items():
                 if process.poll() is not None:
-                    name = Path(str(process.args[5])).name  # type: ignore[index]
                     tail = (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
                     raise RuntimeError(f"{name} ended with {process.returncode} before it was up:\n{tail}")
             try:
@@ -248,13 +270,16 @@ class ApiServer:
                 time.sleep(0.1)
 
     def _stop(self) -> None:
-        for process in reversed(self._processes):
-            if process.poll() is None:
-                # kube-apiserver waits a minute for its watchers; nothing here is worth that.
-                process.send_signal(signal.SIGKILL)
-            process.wait()
-        self._processes.clear()
+        for program in reversed(list(self._processes)):
+            self._end(program)
         self._folder.cleanup()
+
+    def _end(self, program: str) -> None:
+        process = self._processes.pop(program)
+        if process.poll() is None:
+            # kube-apiserver waits a minute for its watchers; nothing here is worth that.
+            process.send_signal(signal.SIGKILL)
+        process.wait()
 
 
 class _Authority:

@@ -1,0 +1,42 @@
+"""What a worker does when its Pod is told to leave: it tells Ray, so that what runs there can save itself.
+
+Ray drains the node, Everstep hears of it as of a preemption, and takes a checkpoint. The hook ends as soon as
+nothing runs there any more, at the latest shortly before the Pod's grace is over.
+"""
+
+from __future__ import annotations
+
+from everstep.kube.spec import Manifest
+
+_GRACE_S = 30
+_MARGIN_S = 5
+_SCRIPT = """
+import os, time
+def busy():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            name = open(f"/proc/{pid}/cmdline", "rb").read().decode(errors="replace")
+            mine = os.environ["RAY_CLOUD_INSTANCE_ID"].encode() in open(f"/proc/{pid}/environ", "rb").read()
+        except OSError:
+            continue
+        if name.startswith("ray::") and not name.startswith("ray::IDLE") and mine:
+            return True
+deadline = time.time() + SECONDS
+if busy():
+    from ray._raylet import GcsClient
+    gcs = GcsClient(address=os.environ["RAY_ADDRESS"])
+    for node, info in gcs.get_all_node_info().items():
+        if info.instance_id == os.environ["RAY_CLOUD_INSTANCE_ID"] and info.state == 0:
+            gcs.drain_node(node.hex(), 2, "the Pod is told to leave", int(deadline * 1000))
+    while busy() and time.time() < deadline:
+        time.sleep(0.5)
+"""
+
+
+def say_goodbye(spec: Manifest, ray: Manifest) -> None:
+    """Unless the template has a hook of its own."""
+    seconds = int(spec.get("terminationGracePeriodSeconds") or _GRACE_S) - _MARGIN_S
+    if seconds <= 0 or "preStop" in (ray.get("lifecycle") or {}):
+        return
+    script = _SCRIPT.replace("SECONDS", str(seconds)).strip()
+    ray.setdefault("lifecycle", {})["preStop"] = {"exec": {"command": ["python", "-c", script]}}

@@ -1,0 +1,111 @@
+"""The page that says what is the same as in KubeRay, held against the code and KubeRay's own lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from everstep.kube import conditions, parity, pods, services, status
+from everstep.kube.fields import BY_PATH, Verdict
+from everstep.kube.reconcile import Observed
+from everstep.kube.spec import Cluster, parse
+from everstep.kube.view import service_view
+from kube.test_pods import environment, tpu_group
+from kube.world import group, manifest
+
+# What KubeRay 1.6's reference of the API lists.
+KUBERAYS_SPEC = {
+    "": "suspend managedBy autoscalerOptions headServiceAnnotations enableInTreeAutoscaling "
+    "gcsFaultToleranceOptions headGroupSpec rayVersion workerGroupSpecs authOptions upgradeStrategy",
+    "headGroupSpec": "template headService enableIngress resources labels rayStartParams serviceType",
+    "workerGroupSpecs[]": "suspend groupName replicas minReplicas maxReplicas idleTimeoutSeconds resources "
+    "labels rayStartParams template scaleStrategy numOfHosts",
+    "workerGroupSpecs[].scaleStrategy": "workersToDelete",
+    "autoscalerOptions": "resources image imagePullPolicy securityContext idleTimeoutSeconds upscalingMode "
+    "version env envFrom volumeMounts",
+    "gcsFaultToleranceOptions": "redisUsername redisPassword externalStorageNamespace redisAddress",
+    "authOptions": "mode secretName enableK8sTokenAuth",
+    "upgradeStrategy": "type",
+}
+KUBERAYS_STATUS = (
+    "state desiredCPU desiredMemory desiredGPU desiredTPU lastUpdateTime stateTransitionTimes endpoints head "
+    "reason conditions readyWorkerReplicas availableWorkerReplicas desiredWorkerReplicas minWorkerReplicas "
+    "maxWorkerReplicas observedGeneration"
+)
+
+
+def full() -> Cluster:
+    """A cluster in which everything is turned on."""
+    raw = manifest(
+        tpu_group(),
+        group("plain", 1, 1),
+        enableInTreeAutoscaling=True,
+        rayVersion="2.60.0",
+        authOptions={"mode": "token"},
+        gcsFaultToleranceOptions={
+            "redisAddress": "redis:6379",
+            "redisUsername": {"value": "me"},
+            "redisPassword": {"value": "x"},
+        },
+    )
+    return parse(raw)
+
+
+def made() -> list[dict[str, Any]]:
+    cluster = full()
+    return [
+        pods.head_pod(cluster, "a-head"),
+        *(pods.worker_pod(cluster, one, "a-name", "tpu-xxxxx", 0, 0) for one in cluster.groups),
+    ]
+
+
+def names(rows: Iterable[parity.Row]) -> set[str]:
+    return {row.name for row in rows}
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "operator-parity.md"
+    assert page.read_text() == parity.page(), "python -m everstep.kube.parity docs/operator-parity.md"
+
+
+def test_every_field_that_kuberay_has_is_listed() -> None:
+    for parent, children in KUBERAYS_SPEC.items():
+        for child in children.split():
+            assert (f"{parent}.{child}" if parent else child) in BY_PATH
+    assert set(KUBERAYS_STATUS.split()) <= names(parity.STATUS)
+
+
+def test_whatever_differs_says_why() -> None:
+    rows = [row for section in parity.SECTIONS.values() for row in section]
+    for row in (*rows, *BY_PATH.values()):
+        assert row.verdict is Verdict.SAME or row.why, row
+
+
+def test_what_pods_carry_is_what_is_listed() -> None:
+    labels = {key for pod in made() for key in pod["metadata"]["labels"]}
+    assert labels == names(parity.LABELS)
+    assert {key for pod in made() for key in pod["metadata"]["annotations"]} == names(parity.ANNOTATIONS)
+    variables = {name for pod in made() for name in environment(pod["spec"]["containers"][0])}
+    assert variables == names(parity.ENVIRONMENT)
+    ports = {port["name"] for pod in made() for port in pod["spec"]["containers"][0]["ports"]}
+    assert ports == names(parity.PORTS)
+    assert {v["name"] for pod in made() for v in pod["spec"].get("volumes") or ()} == names(parity.VOLUMES)
+    containers = {
+        name
+        for pod in made()
+        for name in (
+            *(key for key in pod["spec"]["containers"][0] if key.endswith("Probe") or key == "lifecycle"),
+            *(container["name"] for container in pod["spec"]["containers"][1:]),
+            *(container["name"] for container in pod["spec"].get("initContainers") or ()),
+        )
+    }
+    assert containers == names(parity.CONTAINERS)
+
+
+def test_what_the_status_says_is_what_is_listed() -> None:
+    cluster = full()
+    there = {s["metadata"]["name"]: service_view(s) for s in services.wanted(cluster)}
+    said = status.describe(cluster, Observed(pods=[], services=there), [], {}, 1000.0)
+    assert set(said) <= names(parity.STATUS)
+    assert set(conditions.KINDS) == names(parity.CONDITIONS)

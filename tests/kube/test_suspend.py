@@ -1,0 +1,134 @@
+"""Suspended and resumed as Kueue wants it: by the fields that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.testing.kube import ApiServer
+from kube.live import Namespace, OperatorProcess, operating
+from kube.test_slices import cluster
+from kube.world import group
+
+
+@pytest.fixture
+def space(server: ApiServer) -> Namespace:
+    return Namespace(server)
+
+
+@pytest.fixture(autouse=True)
+def operator(space: Namespace, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with operating(space.server, tmp_path, "--namespace", space.name) as running:
+        yield running
+
+
+class Kueue:
+    """What Kueue's integration of RayClusters reads and writes, and no more."""
+
+    def __init__(self, space: Namespace) -> None:
+        self._space = space
+
+    def is_active(self) -> bool:
+        """While it is, its quota isn't given to anybody else."""
+        return self._space.status().get("state") == "ready"
+
+    def start(self, *podsets: dict[str, Any]) -> None:
+        """The head's, then the groups': node selectors and tolerations of the flavours they were given."""
+        spec = self._space.cluster()["spec"]
+        members = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+        for member, info in zip(members, podsets, strict=True):
+            member["template"]["spec"].setdefault("nodeSelector", {}).update(info)
+        self._space.patch({"spec": {**spec, "suspend": False}})
+
+    def stop(self) -> None:
+        """Evicted: suspended, and the templates as they were."""
+        spec = self._space.cluster()["spec"]
+        for member in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            member["template"]["spec"]["nodeSelector"] = None
+        self._space.patch({"spec": {**spec, "suspend": True}})
+
+
+def conditions(space: Namespace) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in space.status().get("conditions") or ()}
+
+
+def test_kueue_starts_evicts_and_starts_again(space: Namespace) -> None:
+    kueue = Kueue(space)
+    space.apply(cluster(group(replicas=2, hosts=2), suspend=True))
+    space.see(lambda: space.status().get("state") == "suspended", "it to wait for its admission")
+    assert not space.pods()
+    kueue.start({"flavour": "small"}, {"flavour": "tpu"})
+    space.see(lambda: len(space.pods()) == 5, "its Pods")
+    assert {p["spec"]["nodeSelector"]["flavour"] for p in space.workers()} == {"tpu"}
+    assert not kueue.is_active()
+    space.run(*space.pods())
+    space.see(kueue.is_active, "it to be active")
+    assert conditions(space)["RayClusterProvisioned"] == ("True", "AllPodRunningAndReadyFirstTime")
+
+    # Evicted: its quota is its own until the last Pod is gone, also of those that only just leave.
+    kueue.stop()
+    space.see(
+        lambda: conditions(space)["RayClusterSuspending"] == ("True", "RayClusterSuspending"),
+        "its end to begin",
+    )
+    space.see(lambda: not space.pods(), "all Pods to be told to leave")
+    leaving = space.get("pods")["items"]
+    assert len(leaving) == 5
+    for pod in leaving[:-1]:
+        space.end(pod)
+    space.see(lambda: len(space.get("pods")["items"]) == 1, "one to be left")
+    assert kueue.is_active(), "one Pod still runs"
+    assert conditions(space)["RayClusterSuspended"][0] == "False"
+    space.end(leaving[-1])
+    space.see(lambda: space.status().get("state") == "suspended", "it to be suspended")
+    now = conditions(space)
+    assert now["RayClusterSuspended"] == ("True", "RayClusterSuspended")
+    assert now["RayClusterSuspending"][0] == "False"
+    assert now["RayClusterProvisioned"] == ("False", "RayClusterPodsProvisioning")
+
+    # Admitted again, elsewhere.
+    kueue.start({"flavour": "small"}, {"flavour": "other"})
+    space.see(lambda: len(space.pods()) == 5, "its Pods again")
+    assert not kueue.is_active()
+    space.run(*space.pods())
+    space.see(kueue.is_active, "it to be active again")
+    assert {p["spec"]["nodeSelector"]["flavour"] for p in space.workers()} == {"other"}
+    assert set(space.status()["stateTransitionTimes"]) == {"ready", "suspended"}
+
+
+def test_a_suspension_that_is_taken_back_is_brought_to_its_end_first(space: Namespace) -> None:
+    space.apply(cluster(group(replicas=1, hosts=2)))
+    space.see(lambda: len(space.pods()) == 3, "its Pods")
+    space.run(*space.pods())
+    space.see(lambda: space.status().get("state") == "ready", "it to be ready")
+    before = {p["metadata"]["uid"] for p in space.pods()}
+    space.patch({"spec": {"suspend": True}})
+    space.see(lambda: conditions(space)["RayClusterSuspending"][0] == "True", "its end to begin")
+    space.patch({"spec": {"suspend": False}})
+    space.see(
+        lambda: len(space.pods()) == 3 and not before & {p["metadata"]["uid"] for p in space.pods()},
+        "all anew",
+        kubelet=True,
+    )
+    space.see(lambda: conditions(space)["RayClusterSuspending"][0] == "False", "the status to say so")
+
+
+def test_what_kubectl_and_dashboards_read_is_there(space: Namespace) -> None:
+    made = cluster(group(replicas=2, hosts=2))
+    asked = {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1500m"}}
+    made["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["resources"] = asked
+    space.apply(made)
+    space.see(lambda: len(space.pods()) == 5, "its Pods")
+    for pod in space.pods():
+        space.run(pod)
+        space.say(pod, podIP="10.1.2.3")
+    space.see(lambda: space.status().get("state") == "ready", "it to be ready")
+    said = space.status()
+    assert (said["desiredCPU"], said["desiredMemory"]) == ("6", "4Gi")
+    assert (said["desiredGPU"], said["desiredTPU"]) == ("0", "0")
+    assert said["head"]["serviceIP"] == said["head"]["podIP"] == "10.1.2.3"
+    assert said["endpoints"]["dashboard"] == "8265"
+    assert (said["availableWorkerReplicas"], said["readyWorkerReplicas"]) == (4, 4)

@@ -1,0 +1,99 @@
+"""A changed template: left to what is made from then on, rolled out slice by slice, or all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from everstep.kube.validation import problems
+from everstep.testing.kube import ApiServer
+from kube.live import Namespace, operating
+from kube.test_slices import cluster
+from kube.world import World, group, manifest
+
+
+def changed(world: World, image: str = "rayproject/ray:2.61.0") -> None:
+    for member in (world.raw["spec"]["headGroupSpec"], *world.raw["spec"]["workerGroupSpecs"]):
+        member["template"]["spec"]["containers"][0]["image"] = image
+
+
+def four_slices(**more: Any) -> World:
+    return World(manifest(group(replicas=4, hosts=2), **more))
+
+
+def test_without_a_word_about_it_pods_that_run_are_left() -> None:
+    world = four_slices()
+    world.settle()
+    changed(world)
+    assert world.plan().actions == ()
+
+
+def test_it_is_rolled_out_so_many_slices_at_a_time_and_the_head_stays() -> None:
+    for at_once in (1, 2):
+        world = four_slices()
+        world.raw["metadata"]["annotations"]["everstep.dev/max-unavailable"] = str(at_once)
+        world.settle()
+        before = {p.uid for p in world.workers}
+        head = next(p for p in world.pods.values() if p.node_type == "head")
+        changed(world)
+        most_away = 0
+        for _ in range(30):
+            world.step()
+            ready = {
+                i for i in world.indices() if all(p.ready and p.leaving is None for p in world.replica(i))
+            }
+            most_away = max(most_away, 4 - len(ready))
+            world.kubelets()
+        assert not before & {p.uid for p in world.workers}
+        assert most_away == at_once
+        assert world.pods[head.name].uid == head.uid
+        assert world.plan().actions == ()
+
+
+def test_recreated_they_all_go_at_once() -> None:
+    world = four_slices(upgradeStrategy={"type": "Recreate"})
+    world.settle()
+    before = {p.uid for p in world.pods.values()}
+    changed(world)
+    world.step()
+    assert all(pod.leaving is not None for pod in world.pods.values())
+    world.settle()
+    assert not before & {p.uid for p in world.pods.values()}
+    assert world.plan().actions == ()
+
+
+def test_more_replicas_are_no_upgrade() -> None:
+    world = four_slices(upgradeStrategy={"type": "Recreate"})
+    world.settle()
+    before = {p.uid for p in world.pods.values()}
+    world.raw["spec"]["workerGroupSpecs"][0]["replicas"] = 5
+    world.settle()
+    assert before < {p.uid for p in world.pods.values()}
+
+
+def test_how_many_at_once_is_a_number() -> None:
+    raw = manifest(group())
+    raw["metadata"]["annotations"]["everstep.dev/max-unavailable"] = "half"
+    assert [p.path for p in problems(raw)] == ["metadata.annotations[everstep.dev/max-unavailable]"]
+
+
+def test_slices_are_rolled_out_on_a_real_server(server: ApiServer, tmp_path: Path) -> None:
+    space = Namespace(server)
+    made = cluster(group(replicas=2, hosts=2))
+    made["metadata"]["annotations"]["everstep.dev/max-unavailable"] = "1"
+    with operating(server, tmp_path, "--namespace", space.name):
+        space.apply(made)
+        space.see(lambda: len(space.workers()) == 4, "two slices")
+        space.run(*space.pods())
+        space.see(lambda: space.status().get("slices") == "2/2", "both ready")
+        before = space.uids()
+        made["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["image"] = "other"
+        space.apply(made)
+
+        def one_is_new() -> bool:
+            return len(space.uids()) == 4 and len(space.uids() - before) == 2
+
+        space.see(one_is_new, "one slice of the new template", kubelet=True)
+        space.run(*space.workers())
+        space.see(lambda: space.anew(4, before), "the other one", kubelet=True)
+        assert {p["spec"]["containers"][0]["image"] for p in space.workers()} == {"other"}
