@@ -28,13 +28,24 @@ def _jobs() -> int:
 @click.option("--schedules", type=click.IntRange(min=1), default=10_000, show_default=True, help="How many.")
 @click.option("--seed", type=click.IntRange(min=0), help="The first one's; drawn if not given, and printed.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes; by default one for each core.")
-@click.option("--plant", metavar="NAME", help="Put a known mistake into the brain; 'list' names them.")
+@click.option("--plant", metavar="NAME", help="Put a known mistake into the code; 'list' names them.")
+@click.option(
+    "--driver",
+    is_flag=True,
+    help="The driver, journal, commits and take-over over a simulated store, not the controller alone.",
+)
 @click.option("--story", is_flag=True, help="Print all that happened: of one schedule, or of what fails.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def sim_check(
-    schedules: int, seed: int | None, jobs: int | None, plant: str | None, story: bool, as_json: bool
+    schedules: int,
+    seed: int | None,
+    jobs: int | None,
+    plant: str | None,
+    driver: bool,
+    story: bool,
+    as_json: bool,
 ) -> None:
-    """Run the brain through fresh schedules of faults, in virtual time.
+    """Run the code that decides through fresh schedules of faults, in virtual time.
 
     After every event it is checked that what must always hold does. Exit code 1 if it doesn't, with the
     seed, the shortest story that still fails, and the command that replays it. With --plant the exit code
@@ -43,6 +54,9 @@ def sim_check(
     from everstep.engine.sim.hunt import hunt
     from everstep.engine.sim.plants import PLANTS
 
+    if driver:
+        _check_driver(schedules, seed, jobs or _jobs(), plant, story, as_json)
+        return
     if plant == "list":
         width = max(map(len, PLANTS))
         for known in PLANTS.values():
@@ -63,6 +77,44 @@ def sim_check(
         _tell(tally, first, plant, story)
     if tally.violations or tally.interrupted:
         raise SystemExit(1 if tally.violations else 130)
+
+
+def _check_driver(
+    schedules: int, seed: int | None, jobs: int, mistake: str | None, story: bool, as_json: bool
+) -> None:
+    from everstep.sim.hunt import hunt, tell
+    from everstep.sim.mistakes import MISTAKES
+
+    if mistake == "list":
+        width = max(map(len, MISTAKES))
+        for known in MISTAKES.values():
+            click.echo(f"{known.name:{width}}  {known.what}")
+        return
+    if mistake is not None and mistake not in MISTAKES:
+        raise click.UsageError(f"no mistake is called {mistake!r}: there is {', '.join(MISTAKES)}")
+    first = random.SystemRandom().randrange(10**9) if seed is None else seed
+    if story and schedules == 1:
+        lines, what = tell(first, mistake)
+        click.echo(lines)
+        click.echo(f"seed {first}: {what or 'holds'}")
+        raise SystemExit(1 if what else 0)
+    with _bar(schedules, f"schedules from seed {first}", hidden=as_json) as moved:
+        tally = hunt(first, schedules, jobs=jobs, mistake=mistake, progress=lambda t: moved(t.schedules))
+    speed = tally.schedules / tally.seconds if tally.seconds else 0.0
+    if as_json:
+        facts = {"seed": first, "schedules": tally.schedules, "seconds": round(tally.seconds, 3)}
+        click.echo(json.dumps({**facts, "plant": mistake, "found": tally.found}))
+    else:
+        for bad, what in sorted(tally.found.items())[:20]:
+            click.echo(f"seed {bad}: {what}")
+            option = f" --plant {mistake}" if mistake else ""
+            click.echo(f"replay: everstep sim-check --driver --seed {bad} --schedules 1 --story{option}")
+        click.echo(
+            f"{tally.schedules:,} schedules of the driver from seed {first} in {tally.seconds:.1f} s, "
+            f"{speed:.0f} a second: {len(tally.found)} violation{'s' if len(tally.found) != 1 else ''}"
+        )
+    if tally.found or tally.interrupted:
+        raise SystemExit(1 if tally.found else 130)
 
 
 def _tell_one(seed: int, plant: str | None) -> bool:

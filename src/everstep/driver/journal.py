@@ -146,7 +146,15 @@ class Journal:
         archives = [*(a for a in self._archives if a not in merged), name]
         await self._write_snapshot(Snapshot(archives, last))
         self._first, self._archives = last, archives
-        await self._store.delete([*merged, *small])
+        await self._store.delete([name for name in sizes if self._is_superseded(name)])
+
+    def _is_superseded(self, name: str) -> bool:
+        """Whether an object is archived; or was left by a driver that was replaced, or by a compaction that
+        was cut off.
+        """
+        if name.isdigit():
+            return int(name) < self._first
+        return name.startswith(_ARCHIVE) and name not in self._archives
 
     def _to_merge(self, sizes: dict[str, int], size: int) -> list[str]:
         """The last archives, as long as they aren't much larger than what comes after them."""

@@ -1,0 +1,288 @@
+"""Attacks on what is stored: drivers that sleep too long, power cuts, storage that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.agent import kernel
+from everstep.driver import journal
+from everstep.driver.history import read_history
+from everstep.driver.registry import live_runs
+from everstep.storage.restore import verify
+from everstep.storage.store import Store, open_store
+from processes import ours, wait_for
+from storage import blocking
+from storage.faults import Fault, FaultyProxy
+from storage.server import S3Server
+
+SCRIPT = str(Path(__file__).parent / "attacked.py")
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = int(os.environ.get("EVERSTEP_HUNT_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"EVERSTEP_HUNT_SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+class Attacked:
+    """A run of ``attacked.py``, as often as it is started."""
+
+    def __init__(self, folder: Path, storage: dict[str, Any] | None = None, **settings: Any) -> None:
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir(parents=True)
+        storage = storage or {"storage_path": str(folder / "runs")}
+        self.settings = {"name": "run", "scratch": str(self.scratch), **storage, **settings}
+        self.run = open_store(storage["storage_path"], storage.get("storage_options")).child("run")
+        self._logs = 0
+
+    def start(self) -> subprocess.Popen[str]:
+        self._logs += 1
+        with (self.scratch / f"log-{self._logs}").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, SCRIPT, json.dumps(self.settings)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def log(self) -> str:
+        return (self.scratch / f"log-{self._logs}").read_text()
+
+    def restored(self) -> list[tuple[int, int]]:
+        """(rank, step) of every start of a worker."""
+        try:
+            lines = (self.scratch / "restored").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+    def newest(self) -> int:
+        """The newest step that has a manifest, which is then whole."""
+        steps = [0]
+        for folder in blocking.list_folders(self.run):
+            if blocking.read_manifest(self.run, folder) is not None:
+                steps.append(int(self.run.read(f"{folder}/step-0") or b"0"))
+        return max(steps)
+
+    def has_more_than(self, step: int) -> bool:
+        return self.newest() > step
+
+    def has_restored(self, workers: int) -> bool:
+        return len(self.restored()) == workers
+
+    def is_compacted_beyond(self, number: int) -> bool:
+        return min(numbers(self.run), default=0) > number
+
+    def enough(self) -> None:
+        (self.scratch / "enough").touch()
+
+
+def everything_is_whole(run: Store) -> set[str]:
+    history = read_history(run)
+    assert history.checkpoints
+    for folder in history.checkpoints:
+        verify(run.child(folder))
+    return set(history.checkpoints)
+
+
+def kill_everything() -> None:
+    for pid in ours():
+        kernel.send_signal(pid, signal.SIGKILL)
+    wait_for(lambda: not ours(), "the end of all")
+
+
+def numbers(run: Store) -> list[int]:
+    return [int(f.path) for f in run.child(journal.FOLDER).list() if f.path.isdigit()]
+
+
+# ---------------------------------------------------------------------- two drivers
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_a_driver_that_sleeps_through_a_take_over_and_a_compaction_is_fenced_and_deletes_nothing(
+    tmp_path: Path, rng: random.Random, rounds: int
+) -> None:
+    attacked = Attacked(tmp_path, keep=3, ttl_s=1.0)
+    driver = attacked.start()
+    wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+    for n in range(rounds):
+        later = attacked.newest() + rng.randrange(3)
+        wait_for(partial(attacked.has_more_than, later), "a random instant", 60, 0.001)
+        driver.send_signal(signal.SIGSTOP)
+        asleep_at = max(numbers(attacked.run))
+        sleeper, driver = driver, attacked.start()
+        wait_for(partial(attacked.is_compacted_beyond, asleep_at + 1), f"a compaction in round {n}", 60)
+        kept = everything_is_whole(attacked.run)
+        sleeper.send_signal(signal.SIGCONT)
+        assert sleeper.wait(60) == 1, "it is fenced"
+        history = read_history(attacked.run)
+        gone = kept - {*history.checkpoints} - history.deleted
+        assert not gone, f"round {n}: {gone} are gone, and the journal doesn't say so"
+        everything_is_whole(attacked.run)
+    attacked.enough()
+    assert driver.wait(60) == 0, attacked.log()
+
+
+# ---------------------------------------------------------------------- power cuts
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("savers", [[0], [0, 1]], ids=["rank 0 saves", "all ranks save"])
+@pytest.mark.parametrize("place", ["folder", "s3"])
+@pytest.mark.parametrize("cuts", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_after_a_power_cut_training_goes_on_from_the_newest_manifest(
+    tmp_path: Path, rng: random.Random, s3: S3Server, place: str, savers: list[int], cuts: int
+) -> None:
+    remote = {"storage_path": f"s3://{s3.bucket()}/runs", "storage_options": s3.options()}
+    attacked = Attacked(tmp_path, remote if place == "s3" else None, savers=savers)
+    newest = 0
+    for n in range(cuts + 1):
+        driver = attacked.start()
+        wait_for(partial(attacked.has_restored, 2 * (n + 1)), f"a start after cut {n}", 60)
+        found = {step for _, step in attacked.restored()[-2:]}
+        assert len(found) == 1, "all ranks begin at one step"
+        assert min(found) >= newest, f"cut {n}: step {newest} was committed, and {found} is restored"
+        wait_for(partial(attacked.has_more_than, newest + rng.randrange(5)), "a random instant", 60, 0.001)
+        driver.kill()
+        kill_everything()
+        driver.wait()
+        newest = attacked.newest()
+
+
+# ---------------------------------------------------------------------- storage that goes away
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("fault", [Fault.STALL, Fault.LATE, Fault.RESET], ids=lambda fault: fault.name)
+def test_sigterm_ends_a_driver_while_storage_is_away(tmp_path: Path, s3: S3Server, fault: Fault) -> None:
+    with FaultyProxy(s3.port) as proxy:
+        place = {"storage_path": f"s3://{s3.bucket()}/runs", "storage_options": s3.options(proxy.port)}
+        attacked = Attacked(tmp_path, place)
+        driver = attacked.start()
+        wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+        proxy.always(fault)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(60) == 143, attacked.log()
+        assert "could not be recorded" in attacked.log()
+        proxy.always(None)
+        newest = attacked.newest()
+        attacked.enough()
+        resumed = attacked.start()
+        assert resumed.wait(120) == 0, attacked.log()
+        assert min(step for _, step in attacked.restored()[-2:]) >= newest
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("away_s", [3.0, pytest.param(60.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("when", ["start", "training", "restart", "finish"])
+def test_a_run_finishes_although_storage_was_away(
+    tmp_path: Path, s3: S3Server, when: str, away_s: float
+) -> None:
+    with FaultyProxy(s3.port) as proxy:
+        place = {"storage_path": f"s3://{s3.bucket()}/runs", "storage_options": s3.options(proxy.port)}
+        attacked = Attacked(tmp_path, place, steps=60, deadlines={"closing_s": 2 * away_s + 10.0})
+        timer = Away(proxy, away_s)
+        if when == "start":
+            timer.begin()
+        driver = attacked.start()
+        if when == "training":
+            wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+            timer.begin()
+        elif when == "restart":
+            wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+            timer.begin()
+            os.kill(worker_of(driver), signal.SIGKILL)
+        elif when == "finish":
+            wait_for(lambda: attacked.has_more_than(55), "nearly the end", 120)
+            timer.begin()
+        assert driver.wait(away_s + 180) == 0, attacked.log()
+        timer.join()
+        assert read_history(attacked.run).outcome == "finished"
+        assert attacked.newest() == 60
+        everything_is_whole(attacked.run)
+
+
+class Away:
+    """Storage answers nobody for a while."""
+
+    def __init__(self, proxy: FaultyProxy, seconds: float) -> None:
+        self._proxy = proxy
+        self._timer = threading.Timer(seconds, lambda: proxy.always(None))
+
+    def begin(self) -> None:
+        self._proxy.always(Fault.STALL)
+        self._timer.start()
+
+    def join(self) -> None:
+        self._timer.join()
+
+
+def worker_of(driver: subprocess.Popen[str]) -> int:
+    live = live_runs()["run"]
+    assert live.driver_pid == driver.pid
+    return live.workers[0].pid
+
+
+# ---------------------------------------------------------------------- storage that is removed or damaged
+
+
+def test_a_run_whose_folder_is_removed_saves_anew_and_can_be_resumed(tmp_path: Path) -> None:
+    attacked = Attacked(tmp_path)
+    driver = attacked.start()
+    wait_for(lambda: attacked.has_more_than(10), "checkpoints", 60)
+    shutil.rmtree(attacked.run.address())
+    wait_for(lambda: "was removed or replaced" in attacked.log(), "a word about it", 60)
+    wait_for(lambda: read_history(attacked.run).checkpoints, "new checkpoints", 60)
+    driver.kill()
+    kill_everything()
+    driver.wait()
+    newest = attacked.newest()
+    attacked.enough()
+    assert attacked.start().wait(60) == 0, attacked.log()
+    assert min(step for _, step in attacked.restored()[-2:]) >= newest > 10
+
+
+@pytest.mark.parametrize("how", ["flipped bit", "missing object"])
+def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Random, how: str) -> None:
+    attacked = Attacked(tmp_path)
+    driver = attacked.start()
+    wait_for(lambda: attacked.has_more_than(30), "checkpoints", 60)
+    driver.kill()
+    kill_everything()
+    driver.wait()
+    whole = [f for f in blocking.list_folders(attacked.run) if blocking.read_manifest(attacked.run, f)]
+    victim = rng.choice(sorted(Path(attacked.run.address(journal.FOLDER)).iterdir()))
+    if how == "flipped bit":
+        data = bytearray(victim.read_bytes())
+        data[rng.randrange(len(data))] ^= 4
+        victim.write_bytes(bytes(data))
+    else:
+        victim.unlink()
+    newest = attacked.newest()
+    attacked.enough()
+    assert attacked.start().wait(60) == 0, attacked.log()
+    assert victim.name in attacked.log(), "the damage is named"
+    assert {*whole} <= {*read_history(attacked.run).checkpoints}
+    assert min(step for _, step in attacked.restored()[-2:]) == newest
