@@ -28,9 +28,9 @@ from e2e.training import torch_steps
 HERE = Path(__file__).parent
 
 if sys.argv[2] == "die after reserving":
-    from everstep.engine.ray.engine import RayEngine
+    from everstep.engine.ray import reservations
 
-    RayEngine._make_actor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    reservations.make_actor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 trainer = TorchTrainer(
     torch_steps,
