@@ -234,7 +234,7 @@ class _Reconciliation:
         return ""
 
     def _ahead_of_its_end(self, pod: PodView) -> str:
-        """A head that works is only replaced where that costs no worker, or where somebody has asked for it."""
+        """A head that works is only replaced where that costs no worker, or where it is asked for."""
         if pod.going and self.cluster.fault_tolerance is not None:
             return pod.going
         changed = pod.template is not None and pod.template != self.cluster.head.fingerprint
