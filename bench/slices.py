@@ -6,14 +6,16 @@ There is no kubelet: Pods are made, and stay pending. A heal is what follows whe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +30,33 @@ from everstep.kube.view import service_view, view
 from everstep.testing.kube import ApiServer
 
 HOSTS = 4
+_MERGE = "application/merge-patch+json"
 _LIMIT_S = 1800.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.slices", description=__doc__)
     parser.add_argument("slices", type=int, nargs="*", default=[10, 100, 1000])
-    sizes = parser.parse_args().slices
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="meanwhile one Pod can't be deleted, a group is over its quota, and a node comes and goes",
+    )
+    options = parser.parse_args()
+    sizes = options.slices
     table = Table("slices", "Pods", "made in", "calls to heal one slice", "healed in", "decision", "memory")
     with ApiServer() as server:
         server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
         server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io")
         for size in sizes:
-            table.add_row(*_measure(server, size))
+            table.add_row(*_measure(server, size, options.faults))
     Console(width=120).print(table)
 
 
-def _measure(server: ApiServer, size: int) -> list[str]:
+def _measure(server: ApiServer, size: int, with_faults: bool) -> list[str]:
     space = f"bench-{size}"
     server.kubectl("create", "namespace", space)
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, contextlib.ExitStack() as around:
         command = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "--namespace", space]
         operator = subprocess.Popen(
             [*command, "--kubeconfig", str(server.kubeconfig)], stdout=log, stderr=log
@@ -64,6 +73,8 @@ def _measure(server: ApiServer, size: int) -> list[str]:
                 for p in pods
                 if p["metadata"]["labels"].get("ray.io/worker-group-replica-index") == str(size // 2)
             )
+            if with_faults:
+                around.enter_context(_faults(server, space, pods))
             before = len(_calls(server, space))
             began = time.monotonic()
             path = f"/api/v1/namespaces/{space}/pods"
@@ -88,6 +99,76 @@ def _measure(server: ApiServer, size: int) -> list[str]:
     decision = _decide(cluster, pods)
     made, healed_s, decided = f"{made_in:.1f} s", f"{healed_in:.2f} s", f"{decision * 1e3:.1f} ms"
     return [str(size), str(size * HOSTS), made, spent, healed_s, decided, f"{memory / 2**20:.0f} MiB"]
+
+
+@contextlib.contextmanager
+def _faults(server: ApiServer, space: str, pods: list[dict[str, Any]]) -> Iterator[None]:
+    """One Pod that fails and can't be deleted, one replica more than the quota has, one node that flaps."""
+    workers = [p for p in pods if p["metadata"]["labels"]["ray.io/node-type"] == "worker"]
+    hard = {"pods": str(len(pods))}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "pods"},
+        "spec": {"hard": hard},
+    }
+    server.kubectl("-n", space, "apply", "-f", "-", stdin=json.dumps(quota))
+    used = {"status": {"hard": hard, "used": hard}}
+    path = f"/api/v1/namespaces/{space}"
+    server.request("PATCH", f"{path}/resourcequotas/pods/status", used, _MERGE)
+    webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    server.request("POST", webhooks, _keeper(space))
+    stuck = f"{path}/pods/{workers[0]['metadata']['name']}"
+    server.request("PATCH", stuck, {"metadata": {"labels": {"kept": space}}}, _MERGE)
+    server.request("PATCH", f"{stuck}/status", {"status": {"phase": "Failed"}}, _MERGE)
+    node = f"/api/v1/nodes/{space}"
+    server.request("POST", "/api/v1/nodes", {"metadata": {"name": space}})
+    name = workers[-1]["metadata"]["name"]
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"name": space}}
+    server.request("POST", f"{path}/pods/{name}/binding", binding)
+    stop = threading.Event()
+
+    def flap() -> None:
+        said = True
+        while not stop.wait(1.0):
+            said = not said
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            ready = {"type": "Ready", "status": "True" if said else "Unknown", "lastTransitionTime": now}
+            server.request("PATCH", f"{node}/status", {"status": {"conditions": [ready]}}, _MERGE)
+
+    flapping = threading.Thread(target=flap)
+    flapping.start()
+    time.sleep(10.0)  # by then there are some setbacks
+    used["status"]["used"] = {"pods": str(len(pods) - HOSTS)}
+    server.request("PATCH", f"{path}/resourcequotas/pods/status", used, _MERGE)
+    try:
+        yield
+    finally:
+        stop.set()
+        flapping.join()
+        server.request("DELETE", node)
+        server.request("DELETE", f"{webhooks}/{space}")
+
+
+def _keeper(space: str) -> dict[str, Any]:
+    """Nobody answers whether a Pod with the label may be deleted, and so it may not."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["DELETE"]}
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": space},
+        "webhooks": [
+            {
+                "name": "keeper.example.com",
+                "clientConfig": {"url": "https://127.0.0.1:9/nobody"},
+                "rules": [rule],
+                "objectSelector": {"matchLabels": {"kept": space}},
+                "failurePolicy": "Fail",
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+            }
+        ],
+    }
 
 
 def _decide(cluster: dict[str, Any], pods: list[dict[str, Any]]) -> float:

@@ -15,7 +15,8 @@ from kube.live import Namespace, install, operating
 from kube.test_slices import cluster
 from kube.world import World, group, manifest
 
-PLUGINS, VOLCANO, KAI = (gang.api for gang in gangs.GANGS)
+API = {gang.name: gang.api or "" for gang in gangs.GANGS}
+PLUGINS, VOLCANO, KAI = API["scheduler-plugins"], API["volcano"], API["kai-scheduler"]
 ALL = frozenset({PLUGINS, VOLCANO, KAI})
 
 
@@ -36,20 +37,23 @@ def test_a_scheduler_is_found_by_what_is_installed_and_asked_for() -> None:
     assert chosen(ALL, "kai-scheduler") == "kai-scheduler"
     assert chosen(frozenset({PLUGINS}), labels={"ray.io/scheduler-name": "volcano"}) is None
     assert chosen(ALL, annotations={"everstep.dev/gang": "off"}) is None
+    assert chosen(frozenset({API["kubernetes"], PLUGINS})) == "kubernetes"
+    assert chosen(frozenset(), labels={"ray.io/scheduler-name": "yunikorn"}) == "yunikorn"
 
 
 def test_each_schedulers_pods_are_marked_as_it_wants_it() -> None:
+    asked = {"limits": {"cpu": "2", "memory": "1Gi"}}
     raw = manifest(group())
+    raw["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["resources"] = asked
     raw["metadata"]["labels"] = {"volcano.sh/queue-name": "mine", "kai.scheduler/queue": "theirs"}
     made = parse(raw)
     marks = {}
     for gang in gangs.GANGS:
         action = CreateReplica("tpu", 2, "tpu-abcde", ("a", "b", "c", "d"), gang=gang)
-        pod_group, pods = action.pod_group(made), action.manifests(made)
-        assert pod_group is not None
-        assert pod_group["metadata"]["name"] == "demo-tpu-2"
-        assert pod_group["spec"]["minMember"] == 4
-        marks[gang.name] = (pods[0], pod_group)
+        marks[gang.name] = (action.manifests(made)[0], action.pod_group(made) or {})
+    for name in ("scheduler-plugins", "volcano", "kai-scheduler"):
+        assert marks[name][1]["metadata"]["name"] == "demo-tpu-2"
+        assert marks[name][1]["spec"]["minMember"] == 4
     pod, _ = marks["scheduler-plugins"]
     assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "demo-tpu-2"
     assert "schedulerName" not in pod["spec"]
@@ -59,6 +63,17 @@ def test_each_schedulers_pods_are_marked_as_it_wants_it() -> None:
     pod, pod_group = marks["kai-scheduler"]
     assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "theirs"
     assert pod_group["spec"]["queue"] == "theirs"
+    pod, pod_group = marks["kubernetes"]
+    assert pod["spec"]["schedulingGroup"] == {"podGroupName": "demo-tpu-2-of-4"}
+    assert pod_group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}}
+    pod, pod_group = marks["yunikorn"]
+    assert not pod_group
+    assert (pod["metadata"]["labels"]["applicationId"], pod["spec"]["schedulerName"]) == (
+        "demo-tpu-2",
+        "yunikorn",
+    )
+    [task] = json.loads(pod["metadata"]["annotations"]["yunikorn.apache.org/task-groups"])
+    assert (task["minMember"], task["minResource"]) == (4, {"cpu": "2", "memory": "1073741824"})
 
 
 def half_bound() -> World:

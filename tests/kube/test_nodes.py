@@ -65,6 +65,16 @@ def test_a_pod_that_is_to_be_disrupted_takes_its_slice_along() -> None:
     assert all(p.leaving is None for p in world.replica(1))
 
 
+def test_a_head_leaves_its_node_early_only_where_that_costs_no_worker() -> None:
+    for options in ({}, {"gcsFaultToleranceOptions": {"redisAddress": "redis:6379"}}):
+        world = World(manifest(group(replicas=1, hosts=2), **options))
+        world.settle()
+        head = next(p for p in world.pods.values() if p.node_type == "head")
+        world.change(head.name, going="its node n is about to be terminated")
+        world.step()
+        assert (world.pods[head.name].leaving is not None) is bool(options)
+
+
 @pytest.fixture
 def space(server: ApiServer) -> Namespace:
     return Namespace(server)

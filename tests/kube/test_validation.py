@@ -35,21 +35,26 @@ def test_who_is_in_charge_cant_change() -> None:
 
 def test_fields_that_ask_for_what_is_anyway_are_not_named() -> None:
     raw = manifest(group(), upgradeStrategy={"type": "None"}, authOptions={"mode": "disabled"})
+    raw["spec"]["headGroupSpec"]["enableIngress"] = False
     assert unsupported(raw) == []
-    raw["spec"]["upgradeStrategy"]["type"] = "Recreate"
-    assert unsupported(raw) == ["spec.upgradeStrategy"]
+    raw["spec"]["headGroupSpec"]["enableIngress"] = True
+    assert unsupported(raw) == ["spec.headGroupSpec.enableIngress"]
 
 
 def test_what_kuberay_reads_elsewhere_is_named_too() -> None:
     raw = manifest(group())
     raw["metadata"]["annotations"].update(
-        {"ray.io/ft-enabled": "true", "ray.io/overwrite-container-cmd": "true"}
+        {"ray.io/enable-serve-service": "true", "ray.io/overwrite-container-cmd": "true"}
     )
-    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine", "team": "ours"}
+    raw["metadata"]["labels"] = {
+        "kueue.x-k8s.io/queue-name": "mine",
+        "yunikorn.apache.org/app-id": "mine",
+        "team": "ours",
+    }
     raw["spec"]["headGroupSpec"]["headService"] = {"metadata": {"generateName": "mine"}}
     assert unsupported(raw) == [
-        "metadata.annotations[ray.io/ft-enabled]",
-        "metadata.labels[kueue.x-k8s.io/queue-name]",
+        "metadata.annotations[ray.io/enable-serve-service]",
+        "metadata.labels[yunikorn.apache.org/app-id]",
         "spec.headGroupSpec.headService.metadata.generateName",
     ]
 

@@ -102,6 +102,7 @@ async def _run(
 
     from everstep.kube import metrics, neighbours, webhook as validating
     from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
+    from everstep.kube.lease import LeaseGone
     from everstep.kube.operator import Operator
 
     log = logging.getLogger("everstep.kube")
@@ -134,6 +135,9 @@ async def _run(
     except* (neighbours.NotHere, NoCluster) as errors:
         click.echo(f"everstep operator: {errors.exceptions[0]}", err=True)
         code = 2
+    except* LeaseGone as errors:
+        log.error("%s", errors.exceptions[0])
+        code = 1
     except* ApiError as errors:
         log.error("the API server: %s", errors.exceptions[0])
         code = 1

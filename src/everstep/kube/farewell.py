@@ -12,21 +12,26 @@ _GRACE_S = 30
 _MARGIN_S = 5
 _SCRIPT = """
 import os, time
+me = os.environ["RAY_CLOUD_INSTANCE_ID"]
+def read(pid, name):
+    try:
+        return open(f"/proc/{pid}/{name}", "rb").read()
+    except OSError:
+        return b""
 def busy():
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            name = open(f"/proc/{pid}/cmdline", "rb").read().decode(errors="replace")
-            mine = os.environ["RAY_CLOUD_INSTANCE_ID"].encode() in open(f"/proc/{pid}/environ", "rb").read()
-        except OSError:
-            continue
-        if name.startswith("ray::") and not name.startswith("ray::IDLE") and mine:
+    pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+    raylets = [pid for pid in pids if b"raylet/raylet" in read(pid, "cmdline")]
+    raylets = {pid for pid in raylets if me.encode() in read(pid, "environ")}
+    for pid in pids:
+        name, stat = read(pid, "cmdline"), read(pid, "stat").rpartition(b")")[2].split()
+        if name.startswith(b"ray::") and not name.startswith(b"ray::IDLE") and stat[1].decode() in raylets:
             return True
 deadline = time.time() + SECONDS
 if busy():
     from ray._raylet import GcsClient
     gcs = GcsClient(address=os.environ["RAY_ADDRESS"])
     for node, info in gcs.get_all_node_info().items():
-        if info.instance_id == os.environ["RAY_CLOUD_INSTANCE_ID"] and info.state == 0:
+        if info.instance_id == me and info.state == 0:
             gcs.drain_node(node.hex(), 2, "the Pod is told to leave", int(deadline * 1000))
     while busy() and time.time() < deadline:
         time.sleep(0.5)

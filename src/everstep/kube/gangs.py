@@ -6,12 +6,14 @@ replica has a PodGroup of its own, at its place: the next replica there uses it 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from everstep.kube import names
+from everstep.kube import names, quantities
 from everstep.kube.spec import Cluster, GroupSpec, Manifest
 
 LABEL = "ray.io/scheduler-name"
@@ -24,15 +26,20 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """A scheduler that knows gangs, and how it is told of one."""
 
     name: str
-    api: str
-    """The version of its PodGroups; where it isn't served, the scheduler isn't installed."""
+    api: str | None
+    """The version of its PodGroups; where it isn't served, the scheduler isn't installed. None: it has none,
+    and is used where it is asked for.
+    """
     scheduler: str | None
     """Whom Pods have to be given to. None: the default scheduler honours it."""
-    queue: str | None
-    """The label that names a queue."""
-    spec: Callable[[int, str | None], Manifest]
-    mark: Callable[[str], tuple[dict[str, str], dict[str, str]]]
-    """A Pod's labels and annotations."""
+    queue: str | None = None
+    """The label of a cluster that names a queue."""
+    spec: Callable[[int, str | None], Manifest] | None = None
+    """Of a PodGroup, by its size and queue."""
+    mark: Callable[[Manifest, str, GroupSpec], None]
+    """Makes a Pod one of the gang of that name."""
+    fixed: bool = False
+    """A PodGroup can't change its size, so that one of another size has another name."""
 
 
 def _members(count: int, _: str | None) -> Manifest:
@@ -43,14 +50,54 @@ def _queued(count: int, queue: str | None) -> Manifest:
     return {"minMember": count, **({"queue": queue} if queue else {})}
 
 
+def _native(count: int, _: str | None) -> Manifest:
+    return {"schedulingPolicy": {"gang": {"minCount": count}}}
+
+
+def _labelled(key: str) -> Callable[[Manifest, str, GroupSpec], None]:
+    return lambda pod, gang, _: pod["metadata"]["labels"].update({key: gang})
+
+
+def _annotated(key: str) -> Callable[[Manifest, str, GroupSpec], None]:
+    return lambda pod, gang, _: pod["metadata"]["annotations"].update({key: gang})
+
+
+def _grouped(pod: Manifest, gang: str, _: GroupSpec) -> None:
+    pod["spec"]["schedulingGroup"] = {"podGroupName": gang}
+
+
+def _as_application(pod: Manifest, gang: str, group: GroupSpec) -> None:
+    """YuniKorn has no PodGroups: an application says which tasks it has to have at least."""
+    asked: dict[str, Decimal] = {}
+    for container in group.template["spec"]["containers"]:
+        for name, amount in quantities.requested(container).items():
+            asked[name] = asked.get(name, Decimal(0)) + quantities.number(amount)
+    least = {name: quantities.text(amount) for name, amount in asked.items()}
+    task = {"name": gang, "minMember": group.num_of_hosts, "minResource": least}
+    pod["metadata"]["labels"]["applicationId"] = gang
+    pod["metadata"]["annotations"].update(
+        {
+            "yunikorn.apache.org/task-group-name": gang,
+            "yunikorn.apache.org/task-groups": json.dumps([task], sort_keys=True),
+        }
+    )
+
+
 GANGS: tuple[Gang, ...] = (
+    Gang(
+        name="kubernetes",
+        api="scheduling.k8s.io/v1alpha2",
+        scheduler=None,
+        spec=_native,
+        mark=_grouped,
+        fixed=True,
+    ),
     Gang(
         name="scheduler-plugins",
         api="scheduling.x-k8s.io/v1alpha1",
         scheduler=None,
-        queue=None,
         spec=_members,
-        mark=lambda group: ({"scheduling.x-k8s.io/pod-group": group}, {}),
+        mark=_labelled("scheduling.x-k8s.io/pod-group"),
     ),
     Gang(
         name="volcano",
@@ -58,7 +105,7 @@ GANGS: tuple[Gang, ...] = (
         scheduler="volcano",
         queue="volcano.sh/queue-name",
         spec=_queued,
-        mark=lambda group: ({}, {"scheduling.k8s.io/group-name": group}),
+        mark=_annotated("scheduling.k8s.io/group-name"),
     ),
     Gang(
         name="kai-scheduler",
@@ -66,10 +113,19 @@ GANGS: tuple[Gang, ...] = (
         scheduler="kai-scheduler",
         queue="kai.scheduler/queue",
         spec=_queued,
-        mark=lambda group: ({}, {"pod-group-name": group}),
+        mark=_annotated("pod-group-name"),
+    ),
+    Gang(
+        name="yunikorn",
+        api=None,
+        scheduler="yunikorn",
+        queue="yunikorn.apache.org/queue",
+        mark=_as_application,
     ),
 )
 QUEUES = tuple(gang.queue for gang in GANGS if gang.queue)
+_QUEUE_OF_PODS = {"yunikorn.apache.org/queue": "queue"}
+"""Where a Pod's label has another name than the cluster's."""
 
 
 def choose(cluster: Cluster, served: frozenset[str]) -> Gang | None:
@@ -78,7 +134,7 @@ def choose(cluster: Cluster, served: frozenset[str]) -> Gang | None:
     """
     if cluster.annotations.get(OFF, "").lower() == "off":
         return None
-    there = [gang for gang in GANGS if gang.api in served]
+    there = [gang for gang in GANGS if gang.api is None or gang.api in served]
     asked = cluster.labels.get(LABEL)
     wanted = {group.template["spec"].get("schedulerName") for group in cluster.groups}
     for gang in there:
@@ -87,17 +143,21 @@ def choose(cluster: Cluster, served: frozenset[str]) -> Gang | None:
     return next((gang for gang in there if gang.scheduler is None and asked is None), None)
 
 
-def name_of(cluster: Cluster, group: GroupSpec, index: int) -> str:
-    return f"{cluster.name}-{names.host_name(group.name, index, 0).rpartition('-')[0]}"
+def name_of(cluster: Cluster, group: GroupSpec, index: int, gang: Gang) -> str:
+    """By its place, so that the next replica there finds it."""
+    place = names.host_name(group.name, index, 0).rpartition("-")[0]
+    return f"{cluster.name}-{place}" + (f"-of-{group.num_of_hosts}" if gang.fixed else "")
 
 
-def pod_group(cluster: Cluster, group: GroupSpec, index: int, gang: Gang) -> Manifest:
+def pod_group(cluster: Cluster, group: GroupSpec, index: int, gang: Gang) -> Manifest | None:
+    if gang.api is None or gang.spec is None:
+        return None
     queue = cluster.labels.get(gang.queue) if gang.queue else None
     return {
         "apiVersion": gang.api,
         "kind": "PodGroup",
         "metadata": {
-            "name": name_of(cluster, group, index),
+            "name": name_of(cluster, group, index, gang),
             "namespace": cluster.namespace,
             "labels": {
                 **names.labels(cluster.name, names.WORKER),
@@ -112,11 +172,10 @@ def pod_group(cluster: Cluster, group: GroupSpec, index: int, gang: Gang) -> Man
 
 def join(cluster: Cluster, group: GroupSpec, index: int, gang: Gang, pod: Manifest) -> None:
     """Makes a Pod one of its replica's gang."""
-    labels, annotations = gang.mark(name_of(cluster, group, index))
-    pod["metadata"]["labels"].update(labels)
-    pod["metadata"]["annotations"].update(annotations)
+    gang.mark(pod, name_of(cluster, group, index, gang), group)
     if gang.queue and gang.queue in cluster.labels:
-        pod["metadata"]["labels"].setdefault(gang.queue, cluster.labels[gang.queue])
+        label = _QUEUE_OF_PODS.get(gang.queue, gang.queue)
+        pod["metadata"]["labels"].setdefault(label, cluster.labels[gang.queue])
     if gang.scheduler is not None:
         pod["spec"].setdefault("schedulerName", gang.scheduler)
 

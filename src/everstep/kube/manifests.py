@@ -89,7 +89,7 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
         # A PodGroup for each slice, where a scheduler knows them.
         {
-            "apiGroups": sorted(gang.api.partition("/")[0] for gang in GANGS),
+            "apiGroups": sorted(gang.api.partition("/")[0] for gang in GANGS if gang.api),
             "resources": ["podgroups"],
             "verbs": ["create", "patch"],
         },

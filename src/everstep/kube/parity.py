@@ -143,10 +143,11 @@ ASKED = (
     Row(names.OVERWRITE_COMMAND, _S, "on a cluster or a template"),
     Row(names.FT_ENABLED),
     Row(names.STORAGE_NAMESPACE),
-    Row(gangs.LABEL, _D, "volcano, kai-scheduler or scheduler-plugins; a gang is a slice, not the cluster"),
+    Row(gangs.LABEL, _D, "a gang is a slice, not the cluster"),
     *(Row(queue) for queue in gangs.QUEUES),
     Row("kueue.x-k8s.io/queue-name", _S, "Kueue's, which suspends and resumes the cluster"),
-    Row("yunikorn.apache.org/*", _I, "its gangs aren't made; `UnsupportedField` says so"),
+    Row("yunikorn.apache.org/app-id", _I, "each slice is an application of its own"),
+    Row("ray.io/gang-scheduling-enabled", _I, "gangs are on where a scheduler knows them"),
     Row("ray.io/enable-serve-service", _I, "RayServices aren't run"),
 )
 SECTIONS: dict[str, tuple[Row, ...]] = {

@@ -48,6 +48,12 @@ def asked(container: Mapping[str, Any]) -> dict[str, Any]:
     return {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
 
 
+def requested(container: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler finds a node for: a request, and a limit where there is none."""
+    resources = container.get("resources") or {}
+    return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+
+
 def ray_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
     """Ray's is always the first."""
     container: Mapping[str, Any] = template["spec"]["containers"][0]
@@ -59,20 +65,17 @@ def total(pods: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, str]:
     sums = dict.fromkeys(("CPU", "Memory", "GPU", "TPU"), Decimal(0))
     for count, template in pods:
         for container in template["spec"]["containers"]:
-            resources = container.get("resources") or {}
-            # A request counts; a limit is one where there is none.
-            asked_for = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-            for name, amount in asked_for.items():
+            for name, amount in requested(container).items():
                 kind = _KINDS.get(name) or ("GPU" if name.endswith("gpu") else None)
                 if kind is not None:
                     sums[kind] += count * number(amount)
-    return {kind: _text(amount, binary=kind == "Memory") for kind, amount in sums.items()}
+    return {kind: text(amount, binary=kind == "Memory") for kind, amount in sums.items()}
 
 
 _KINDS = {"cpu": "CPU", "memory": "Memory", "google.com/tpu": "TPU"}
 
 
-def _text(amount: Decimal, *, binary: bool) -> str:
+def text(amount: Decimal, *, binary: bool = False) -> str:
     """As Kubernetes writes a quantity."""
     if amount != amount.to_integral_value():
         return f"{math.ceil(amount * 1000)}m"

@@ -40,8 +40,9 @@ from everstep.kube.setbacks import Failure, Failures, Refusal, remembered
 from everstep.kube.spec import Cluster, GroupSpec, Upgrade
 from everstep.kube.view import PodView, ServiceView
 
-HALF_BOUND_S = 300.0
-"""How long some hosts of a replica may hold nodes while the others wait for theirs."""
+HALF_BOUND_S = 900.0
+"""How long some hosts of a replica may hold nodes while the others wait for theirs. Nodes that are only being
+made for them come within that."""
 _HALF_BOUND = "some of its hosts have waited for a node while the others held theirs"
 A_ROUND = 50
 """Replicas of a group that are made until it is looked again: what should be may have changed meanwhile."""
@@ -120,7 +121,7 @@ class _Reconciliation:
                 yield from self._delete(pod, "the cluster is suspended")
             return
         for pod in live:
-            why = "its node is lost" if pod.node_lost else pod.broken or pod.going or self._outdated_head(pod)
+            why = "its node is lost" if pod.node_lost else pod.broken or self._ahead_of_its_end(pod)
             if why:
                 yield from self._remember(names.HEAD_GROUP, 0, pod.name, "" if pod.node_lost else pod.broken)
                 deletion = list(self._delete(pod, why))
@@ -232,7 +233,10 @@ class _Reconciliation:
             return "its template has changed"
         return ""
 
-    def _outdated_head(self, pod: PodView) -> str:
+    def _ahead_of_its_end(self, pod: PodView) -> str:
+        """A head that works is only replaced where that costs no worker, or where it is asked for."""
+        if pod.going and self.cluster.fault_tolerance is not None:
+            return pod.going
         changed = pod.template is not None and pod.template != self.cluster.head.fingerprint
         return "its template has changed" if changed and self.cluster.upgrade is Upgrade.RECREATE else ""
 

@@ -79,18 +79,22 @@ _LOOSE = ("rayStartParams", "labels", "resources", "replicas", "minReplicas", "m
 
 
 def _deepened(schema: Schema) -> Schema:
+    """With what is inside, and without what must be there: ``validation`` says that better."""
     properties = {}
     for key, inside in (schema.get("properties") or {}).items():
         if key in _LOOSE:
-            loose = inside.get("type") == "object"
-            properties[key] = OPEN if loose else {}
+            properties[key] = OPEN if inside.get("type") == "object" else {}
         else:
             properties[key] = _INSIDE.get(key) or _deepened(inside)
-    deeper = {**schema, **({"properties": properties} if properties else {})}
-    return {**deeper, "items": _deepened(schema["items"])} if "items" in schema else deeper
+    deeper = {key: value for key, value in schema.items() if key != "required"}
+    if properties:
+        deeper["properties"] = properties
+    if "items" in schema:
+        deeper["items"] = _deepened(schema["items"])
+    return deeper
 
 
-_SCHEMA = _object(metadata=_META, spec={**_deepened(spec_schema()), "required": []})
+_SCHEMA = _object(metadata=_META, spec=_deepened(spec_schema()))
 
 
 def misshapen(raw: object) -> tuple[str, str] | None:
@@ -101,26 +105,29 @@ def misshapen(raw: object) -> tuple[str, str] | None:
 def _wrong(path: str, value: Any, schema: Schema) -> Iterator[tuple[str, str]]:
     if value is None or not schema:
         return  # to Kubernetes a null is a field that isn't there
-    if schema.get("x-kubernetes-int-or-string"):
-        expected: tuple[type, ...] = (str, int, float)
-    else:
-        expected = _TYPES.get(schema.get("type", ""), (object,))
+    expected = _expected(schema)
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in (*expected, object)):
         kind = schema.get("type") or "number or text"
         yield path or "metadata", f"{value!r} is a {type(value).__name__}, not a {kind}"[:300]
-        return
-    if isinstance(value, list):
+    elif isinstance(value, list):
         for i, item in enumerate(value):
             if item is None:
                 yield f"{path}[{i}]", "is null"
             yield from _wrong(f"{path}[{i}]", item, schema.get("items") or {})
-        return
-    if not isinstance(value, dict):
-        return
-    properties, other = schema.get("properties") or {}, schema.get("additionalProperties")
+    elif isinstance(value, dict):
+        yield from _wrong_inside(path, value, schema)
+
+
+def _expected(schema: Schema) -> tuple[type, ...]:
+    if schema.get("x-kubernetes-int-or-string"):
+        return (str, int, float)
+    return _TYPES.get(schema.get("type", ""), (object,))
+
+
+def _wrong_inside(path: str, value: dict[str, Any], schema: Schema) -> Iterator[tuple[str, str]]:
+    properties, other = schema.get("properties") or {}, schema.get("additionalProperties") or {}
     for key, inside in value.items():
-        below = f"{path}.{key}" if path else str(key)
-        yield from _wrong(below, inside, properties.get(key) or (other if isinstance(other, dict) else {}))
+        yield from _wrong(f"{path}.{key}" if path else str(key), inside, properties.get(key) or other)
     for key in schema.get("required") or ():
-        if path.count("[") and value.get(key) is None and key in ("name", "containerPort", "port"):
+        if value.get(key) is None:
             yield f"{path}.{key}", "is missing"

@@ -367,6 +367,10 @@ def _start_params(path: str, member: Mapping[str, Any], *, is_head: bool) -> Ite
         port = params.get(key)
         if isinstance(port, str) and not (_PORT.match(port) and int(port) < 65536):
             yield Problem(f"{path}.rayStartParams.{key}", f"{port!r}", "use a port number, like 6379")
+    yield from _labels(path, member)
+
+
+def _labels(path: str, member: Mapping[str, Any]) -> Iterator[Problem]:
     for key, value in (member.get("labels") or {}).items():
         if not _LABEL_KEY.match(key) or not isinstance(value, str) or not _LABEL_VALUE.match(value):
             yield Problem(
@@ -409,20 +413,7 @@ def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
     if not containers or not isinstance(hosts, int):
         return
     if hosts > 1:
-        for key in ("hostname", "subdomain"):
-            if spec.get(key):
-                yield Problem(
-                    f"{path}.template.spec.{key}",
-                    f"{spec[key]!r}, the same for all hosts of a replica",
-                    "leave it out: each host gets a name of its own",
-                )
-        for k, variable in enumerate(containers[0].get("env") or ()):
-            if variable.get("name") in _OURS:
-                yield Problem(
-                    f"{path}.template.spec.containers[0].env[{k}]",
-                    f"{variable['name']} is the same for all hosts of a replica",
-                    "leave it out: the operator sets it for each host",
-                )
+        yield from _same_for_all(path, spec, containers[0])
     topology = (spec.get("nodeSelector") or {}).get(names.TPU_TOPOLOGY_SELECTOR)
     chips = quantities.asked(containers[0]).get(names.TPU_RESOURCE)
     where = f"{path}.template.spec.nodeSelector[{names.TPU_TOPOLOGY_SELECTOR}]"
@@ -433,6 +424,24 @@ def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(where, f"{topology!r} isn't a topology", "use one like 4x4 or 2x2x2")
     elif chips is not None and quantities.is_quantity(chips):
         yield from _chips(path, hosts, topology, quantities.rounded_up(chips))
+
+
+def _same_for_all(path: str, spec: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[Problem]:
+    """What each host of a replica must have for itself."""
+    for key in ("hostname", "subdomain"):
+        if spec.get(key):
+            yield Problem(
+                f"{path}.template.spec.{key}",
+                f"{spec[key]!r}, the same for all hosts of a replica",
+                "leave it out: each host gets a name of its own",
+            )
+    for k, variable in enumerate(container.get("env") or ()):
+        if variable.get("name") in _OURS:
+            yield Problem(
+                f"{path}.template.spec.containers[0].env[{k}]",
+                f"{variable['name']} is the same for all hosts of a replica",
+                "leave it out: the operator sets it for each host",
+            )
 
 
 def _chips(path: str, hosts: int, topology: str, per_host: int) -> Iterator[Problem]:
