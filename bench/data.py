@@ -6,6 +6,8 @@ Both sides take turns in this process. What a sample costs is arithmetic on arra
 
 from __future__ import annotations
 
+import gc
+import resource
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +16,11 @@ from bench.figures import Outcome, Row, Sample
 from bench.options import Options
 
 TITLE = "samples through a torch DataLoader, with and without a Stream"
-ROUNDS, PEER_ROUNDS = 9, 9
+ROUNDS, PEER_ROUNDS = 15, 15
 
 PEER = "DataLoader"
 _MICRO, _GLOBAL, _PROCESSES = 32, 128, 2
-_SAMPLES = 8_192
+_SAMPLES = 4_096
 _LARGE, _FAR = 20_000_000, 1_000_000_000
 
 
@@ -46,15 +48,17 @@ def measure(options: Options) -> Outcome:
     rows = [
         _both(f"cheap samples, {_PROCESSES} processes", "/s", options, _ours(cheap), _theirs(cheap)),
         _both(f"dearer samples, {_PROCESSES} processes", "/s", options, _ours(dear), _theirs(dear)),
+        _both("processor time, cheap samples", "s", options, _busy(_ours(cheap)), _busy(_theirs(cheap))),
+        _both("processor time, dearer samples", "s", options, _busy(_ours(dear)), _busy(_theirs(dear))),
         _both(
-            f"first batch after a restart, {_LARGE:,} samples",
+            "first batch after a restart",
             "ms",
             options,
             lambda: _first_batch(_resumed(_LARGE, _LARGE // 2).loader(num_workers=_PROCESSES)),
             lambda: _first_batch(_plain(Pictures(_LARGE, 1))),
         ),
         Row(
-            f"load_state_dict at sample {_FAR:,}, to the first step's samples",
+            "resume at sample 10⁹, to the first step",
             "ms",
             Sample(
                 tuple(_timed(lambda: next(iter(_resumed(3 * _FAR, _FAR)))) for _ in range(options.rounds))
@@ -64,7 +68,9 @@ def measure(options: Options) -> Outcome:
     notes = (
         f"micro-batches of {_MICRO}, steps of {_GLOBAL}; prefetch_factor and all else by default. Everstep "
         "seeds the generators of random numbers for each micro-batch, DataLoader once in each process",
-        "first batch: the plain loader shuffles, and begins at the beginning; getting it to the place where "
+        f"processor time: of {_SAMPLES:,} samples, the loader's processes included; says more than the rate "
+        "on a machine that does something else as well",
+        f"first batch: of {_LARGE:,} samples. The plain loader shuffles, and begins at the beginning; getting it to the place where "
         "the run stopped would come on top",
     )
     return Outcome("data", TITLE, tuple(rows), notes)
@@ -91,7 +97,7 @@ def _ours(dataset: Pictures) -> Callable[[], float]:
     def rate() -> float:
         from everstep.data import Stream
 
-        stream = Stream(dataset, global_batch=_GLOBAL, micro_batch=_MICRO, epochs=None, rank=0, world_size=1)
+        stream = Stream(dataset, global_batch=_GLOBAL, micro_batch=_MICRO, rank=0, world_size=1)
         steps = iter(stream.loader(num_workers=_PROCESSES))
         return _rate(micro.batch for step in steps for micro in step)
 
@@ -117,6 +123,23 @@ def _rate(batches: Iterator[Any]) -> float:
     for _ in range(count):
         next(batches)
     return count * _MICRO / (time.perf_counter() - began)
+
+
+def _busy(work: Callable[[], float]) -> Callable[[], float]:
+    """Seconds of processor time that it takes, in this process and those that it starts and ends."""
+
+    def taken() -> float:
+        before = _processor_time()
+        work()
+        gc.collect()  # ends a loader's processes
+        return _processor_time() - before
+
+    return taken
+
+
+def _processor_time() -> float:
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _first_batch(loader: Any) -> float:
