@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from everstep.errors import ConfigError
 
 from .harness import Outcome, Template, template
 
-pytest.importorskip("jax")
+pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="needs jax")
 
 STALE = {
     "MEGASCALE_COORDINATOR_ADDRESS": "stale:1",

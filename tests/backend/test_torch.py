@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from everstep.errors import ConfigError, RefusedError
 
 from .harness import Outcome, Template, pretend_session, template
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 GPU = Member(
     3,

@@ -24,7 +24,7 @@ from everstep.torch import TorchftConfig, TorchTrainer
 from processes import alive, wait_for
 
 from .test_worker_deaths import Fit, config, folder
-from .training import independent_steps, notes, torchft_steps
+from .training import independent_steps, notes, stop_together, torchft_steps
 
 
 class Heard(UserCallback):
@@ -55,6 +55,7 @@ class Groups:
     ) -> None:
         self.tmp_path = tmp_path
         self.where = tmp_path / "notes"
+        self.size = size
         self.world = workers if isinstance(workers, int) else workers[1]
         self.heard = Heard()
         self.fit = Fit(
@@ -105,11 +106,7 @@ class Groups:
         )
 
     def end(self) -> Result:
-        """Let all stop at the same step, some way ahead of the furthest."""
-        step = max(self.latest(rank)["step"] for rank in self.rows())
-        temporary = self.tmp_path / "until.tmp"
-        temporary.write_text(str(step + 40))
-        temporary.rename(self.tmp_path / "until")
+        stop_together(self.tmp_path / "until", self.world // self.size)
         return self.fit.done()
 
     def reported(self) -> set[tuple[int, int]]:
@@ -219,8 +216,8 @@ def test_when_all_groups_die_everything_restarts_from_the_checkpoint(tmp_path: P
     run.wait_together(4)
     run.wait_steps(range(4), 6)
     before = run.pids()
-    for rank in range(4):
-        run.kill(rank, inside=False)
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
     run.wait_together(4, but=before.values())
     starts = [
         row for rows in run.rows().values() for row in rows if row.get("restored") and row["epoch"] == 2

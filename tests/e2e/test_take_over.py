@@ -20,6 +20,8 @@ from everstep.driver.registry import live_runs
 from everstep.testing import LocalCluster
 from processes import alive, ours, wait_for
 
+from .training import stop_together
+
 SCRIPT = """
 import sys, time
 from pathlib import Path
@@ -247,8 +249,7 @@ def test_replica_groups_outlive_their_driver_and_then_their_lighthouse(tmp_path:
     wait_for(lambda: rows(tmp_path)[2][-1]["pid"] != pids[2], "the group's replacement by the new driver", 60)
     last = max(r[-1]["step"] for r in rows(tmp_path).values())
     wait_for(lambda: stepped(tmp_path, last + 5), "steps of all groups", 60)
-    (tmp_path / "until.tmp").write_text(str(max(r[-1]["step"] for r in rows(tmp_path).values()) + 40))
-    (tmp_path / "until.tmp").rename(tmp_path / "until")
+    stop_together(tmp_path / "until", groups=4)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "took over 4 workers" in output

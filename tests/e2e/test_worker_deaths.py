@@ -15,6 +15,7 @@ import pytest
 
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, WorkerGroupError
 from everstep.control.commands import GroupStarted, Recovered, RecoveryDecided
+from everstep.control.failures import Kind
 from everstep.driver import journal, records
 from everstep.jax import JaxTrainer
 from everstep.testing import LocalCluster
@@ -201,7 +202,7 @@ def test_a_lost_host_is_replaced_by_a_spare_and_may_come_back(tmp_path: Path, ho
         result = fit.done()
         check_resumed_from_newest(tmp_path, result)
         kinds = {r.cause.kind for r in journal.read(Path(result.path)) if isinstance(r, RecoveryDecided)}
-        assert kinds == {"host lost"} if how == "killed" else {"host silent"}
+        assert kinds == {Kind.HOST_LOST if how == "killed" else Kind.HOST_SILENT}
 
 
 def test_a_death_with_no_budget_left_ends_the_run_with_its_cause(tmp_path: Path) -> None:

@@ -86,6 +86,13 @@ def torch_steps(config: dict[str, Any]) -> int:
             return step
 
 
+def stop_together(until: Path, groups: int) -> None:
+    """Let all ranks of ``torchft_steps`` stop after the same step, one that all of so many groups took."""
+    draft = until.with_suffix(".tmp")
+    draft.write_text(str(groups))
+    draft.rename(until)
+
+
 def torch_shards(config: dict[str, Any]) -> int:
     """Every rank saves a large part in the background, so that an upload is nearly always under way."""
     import torch
@@ -154,9 +161,9 @@ def elastic_steps(config: dict[str, Any]) -> int:
 
 
 def torchft_steps(config: dict[str, Any]) -> str:
-    """torchft's loop on a small model, up to the step that is written into ``until``. A rank whose name is in
-    ``die`` ends itself in the middle of an all-reduce. Gives a digest of the parameters. The ranks of a group
-    have copies, which see the same data, or shards.
+    """torchft's loop on a small model, until ``stop_together``. A rank whose name is in ``die`` ends itself
+    in the middle of an all-reduce. Gives a digest of the parameters. The ranks of a group have copies, which
+    see the same data, or shards.
     """
     import hashlib
     import signal
@@ -220,12 +227,23 @@ def torchft_steps(config: dict[str, Any]) -> str:
     stepper = Optimizer(manager, optimizer)
     data = torch.Generator().manual_seed(rank if sharded else group)
     note(config, step=start, restored=True, generation=train.session.current("test").spec.generation)
-    while not until.exists() or manager.current_step() < int(until.read_text()):
+    told, last = nn.Parameter(torch.zeros(1)), Path(config["notes"]) / f"last-{group}"
+
+    def told_to_stop() -> bool:
+        """Asked as a part of the step: all leaders who take it get the same answer."""
+        told.grad = torch.tensor([float(until.exists())])
+        average_gradients(manager, [told])
+        return told.grad.item() > 0
+
+    while True:
+        before = manager.current_step()
         x = torch.randn(32, 16, generator=data)
         stepper.zero_grad()
         nn.functional.mse_loss(replicated(x), x.sum(dim=1, keepdim=True)).backward()
         if sharded:
             average_gradients(manager, parameters.values())
+        if leads and told_to_stop():
+            last.write_text(str(before))  # for its partners, who commit no step without it
         stepper.step()
         step, together = manager.current_step(), manager.num_participants()
         saved_here = None
@@ -234,6 +252,10 @@ def torchft_steps(config: dict[str, Any]) -> str:
             torch.save({"state": state_dict(), "manager": manager.state_dict()}, Path(saved_here.path) / own)
         train.report({"step": step, "pid": os.getpid(), "together": together}, checkpoint=saved_here)
         note(config, step=step, together=together)
+        is_last = last.exists() and last.read_text() == str(before)
+        # A group that is slow is left out of a step, and catches up at a later one.
+        if is_last and step > before and together == int(until.read_text()):
+            break
     manager.shutdown(wait=False)
     digest = hashlib.sha256()
     for parameter in parameters.values():

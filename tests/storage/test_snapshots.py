@@ -93,7 +93,10 @@ def test_where_there_are_no_hard_links_the_files_are_copied(
     job = snapshots.take(tmp_path / "spool", "/run", SHARE, source, keep=True)
     monkeypatch.undo()
     (source / "weights").write_text("changed")
-    snapshots.finish(job, open_store(tmp_path / "run"))
+    store = open_store(tmp_path / "run")
+    snapshots.finish(job, store)
+    stored = [file.path for file in store.list() if file.path.endswith("weights")]
+    assert [store.read(path) for path in stored] == [b"1" * 1000]
 
 
 _WORKER = """

@@ -11,13 +11,13 @@ import pytest
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from e2e.training import elastic_steps
-from everstep import ConfigError, Deadlines, ScalingConfig
+from everstep import ConfigError, Deadlines
 from everstep.control.commands import FailureSeen, GroupStarted, PreemptionSeen, Recovered, Rung, Waiting
 from everstep.control.failures import Kind
 from everstep.engine.ray import cluster as ray_cluster
 from processes import wait_for
 
-from .cluster import LONE, RayCluster, Running, everstep_groups
+from .cluster import LONE, SCALING, RayCluster, Running, everstep_groups
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -165,6 +165,10 @@ def test_two_runs_ask_for_capacity_side_by_side_and_withdraw_it_at_the_end(
     two.finish()
 
 
-def test_a_topology_that_there_is_none_of_fails_at_once() -> None:
-    with pytest.raises(ConfigError, match="topology"):
-        ScalingConfig(use_tpu=True, topology="3x5", accelerator_type="TPU-V6E", num_workers=2)
+def test_a_topology_that_no_tpu_has_is_refused_before_anything_is_asked_of_ray(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="topology is '3x5', expected one of v6e's: 1x1, 2x2, 2x4"):
+        Running(tmp_path, elastic_steps, 2, scaling={**SCALING, "topology": "3x5"})
+    assert everstep_groups() == {}
+    assert not (tmp_path / "runs").exists()
