@@ -70,7 +70,7 @@ def measure(options: Options) -> Outcome:
         "seeds the generators of random numbers for each micro-batch, DataLoader once in each process",
         f"processor time: of {_SAMPLES:,} samples, the loader's processes included; says more than the rate "
         "on a machine that does something else as well",
-        f"first batch: of {_LARGE:,} samples. The plain loader shuffles, and begins at the beginning; getting "
+        f"first batch: of {_LARGE:,} samples. The plain loader shuffles, and begins at the beginning; to get "
         "it to the place where the run stopped would come on top",
     )
     return Outcome("data", TITLE, tuple(rows), notes)

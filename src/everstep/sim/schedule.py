@@ -122,12 +122,12 @@ class Schedule:
         self.rules = Rules(self.disk)
         workers = rng.choice([1, 2, 3])
         savers = frozenset(range(workers)) if rng.random() < 0.6 else frozenset({0})
-        steps = rng.randrange(4, 20)
-        self.training = Training(workers, steps, rng.choice([1, 2, 3]), rng.choice([0.2, 0.5, 2.0]), savers)
+        steps = rng.choice([rng.randrange(4, 20), rng.randrange(40, 100)])
+        self.training = Training(workers, steps, rng.choice([1, 2, 3]), rng.choice([0.2, 0.5]), savers)
         self.keep = rng.choice([None, 1, 2, 3])
         self.rules.keep = self.keep
         self.scored = rng.random() < 0.3
-        self.compact_after = rng.choice([3, 5, 10, 40])
+        self.compact_after = rng.choice([3, 5, 10])
         self.cluster = Cluster(self.time, rng, View(self.disk, RUN), self.training, _DEADLINES.orphan_s)
         self.cluster.on_start = self._workers_start
         self.seats: list[Seat] = []
@@ -245,7 +245,8 @@ class Schedule:
             case "another driver" if len(live) < 3:
                 self.start_driver()
             case "replace driver" if live and len(live) < 3:
-                rng.choice(live).process.pause(seconds + 20.0)
+                # For long enough that the next one has taken the run, and put old records together.
+                rng.choice(live).process.pause(rng.uniform(18.0, 45.0))
                 self.start_driver()
             case "kill worker":
                 self._kill_worker()
@@ -354,6 +355,7 @@ _FAULTS = (
     "pause driver",
     "cut off driver",
     "another driver",
+    "replace driver",
     "replace driver",
     "kill worker",
     "kill host",
