@@ -24,10 +24,10 @@ def function():
         (Path(folder) / "weights").write_text("w")
         report({"x": 1}, checkpoint=Checkpoint.from_directory(folder))
     worker = psutil.Process()
-    # The worker, its template, its agent and its driver.
+    # The worker, its template, its agent, its guardian and its driver.
     return [
         f"{process.name()} {connection.laddr}"
-        for process in [worker, *worker.parents()[:3]]
+        for process in [worker, *worker.parents()[:4]]
         for connection in process.net_connections(kind="tcp")
         if connection.status == psutil.CONN_LISTEN
     ]

@@ -234,7 +234,7 @@ def lighthouses(cluster: LocalCluster) -> dict[int, str]:
     """The processes that are a lighthouse, and the host of each."""
     found = {}
     for host, facts in cluster.hosts.items():
-        for pid, _ in kernel.children_of(facts.pid):
+        for pid in kernel.descendants(facts.pid):
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
