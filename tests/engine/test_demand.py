@@ -67,13 +67,13 @@ def launched(scaling: ScalingConfig, times: int, *groups: dict[str, Any]) -> dic
     """What the autoscaler starts for so many pending placement groups, in a cluster of a head alone."""
     ask = Ask("run", 1, {}, 0, scaling.max_workers, Deadlines(), scaling.wanted)
     head = Node("f" * 56, "10.0.0.1", True, {}, {"CPU": 8.0})
-    bundles, labels = Demand("everstep/x/", ask).wish([head])
+    wish = Demand("everstep/x/", ask).wish([head])
     apart = ResourceRequestUtil.PlacementConstraintType.ANTI_AFFINITY
     gangs = []
     for _ in range(times):
         mark = uuid.uuid4().hex
-        constraints = [(apart, mark, "")] if len(bundles) > 1 else []
-        wants = [ResourceRequestUtil.make(b, constraints, [selector(labels)]) for b in bundles]
+        constraints = [(apart, mark, "")] if wish.apart else []
+        wants = [ResourceRequestUtil.make(b, constraints, [selector(wish.labels)]) for b in wish.bundles]
         gangs.append(GangResourceRequest(requests=wants))
     config = node_types(*groups)
     reply = ResourceDemandScheduler(AutoscalerEventLogger(_Silent())).schedule(
@@ -94,6 +94,25 @@ class _Silent:
 
 def test_two_slices_are_started_where_nothing_but_resources_is_known_of_them() -> None:
     assert launched(ON_TPU, 2, tpus()) == {"tpu": 8}
+
+
+@pytest.mark.parametrize(("hosts", "chips"), [(1, 8), (2, 4)])
+@pytest.mark.parametrize("each", [1, 4])
+def test_a_topology_that_comes_on_one_host_or_on_several_is_asked_for_as_either(
+    hosts: int, chips: int, each: int
+) -> None:
+    two = 2 * 8 // each
+    wants = ScalingConfig(
+        use_tpu=True,
+        topology="2x4",
+        accelerator_type="TPU-V6E",
+        num_workers=(two // 2, two),
+        resources_per_worker={"TPU": each},
+    )
+    small = group(
+        "tpu", hosts, {"google.com/tpu": str(chips)}, {**V6E, "cloud.google.com/gke-tpu-topology": "2x4"}
+    )
+    assert launched(wants, 2, small) == {"tpu": 2 * hosts}
 
 
 def test_a_group_that_is_labelled_as_something_else_is_not_started() -> None:

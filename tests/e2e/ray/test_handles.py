@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,9 +129,12 @@ def test_a_driver_in_a_task_with_a_working_folder_hands_it_on_to_the_workers(
     brought.mkdir()
     (brought / "text").write_text("here")
     (brought / "brought_along.py").write_text("WORD = 'found'")
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "brought")
     task = ray.remote(num_cpus=0, resources={"driver": 1}, max_retries=0)(fit_in_a_task)
     own = [path for path in sys.path if path]
-    drivers = ray.get(task.options(runtime_env={"working_dir": str(brought)}).remote(str(tmp_path), own))
+    drivers = ray.get(
+        task.options(runtime_env={"working_dir": f"file://{packed}"}).remote(str(tmp_path), own)
+    )
     notes = {n["rank"]: n for n in notes_in(tmp_path)}
     assert {n["text"] for n in notes.values()} == {"here"}
     assert {n["word"] for n in notes.values()} == {"found"}

@@ -13,6 +13,7 @@ says nothing of itself may be the right one.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ray.util.accelerators import accelerators
@@ -27,6 +28,17 @@ from everstep.topology.wanted import Wanted
 
 _KINDS = sorted({value for name, value in vars(accelerators).items() if name.isupper()})
 """What Ray calls accelerators in its label, of those that it knows."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One placement group."""
+
+    bundles: list[dict[str, float]]
+    apart: bool
+    """Each bundle is a host of its own."""
+    labels: dict[str, str]
+    """What the labels of each host must be."""
 
 
 class Demand:
@@ -59,41 +71,41 @@ class Demand:
                 cluster.remove_group(number)
             pending = {}
             self._settled = settled
-        bundles, labels = self.wish(nodes)
-        per_group = self._workers_per_group(len(bundles))
+        wish = self.wish(nodes)
+        per_group = self._workers_per_group(len(wish.bundles))
         missing = -(-workers_short // per_group) if per_group else 0
         for number in list(pending)[missing:]:
             cluster.remove_group(number)
         for _ in range(missing - len(pending)):
             self._number += 1
             placement_group(
-                bundles,
-                strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK",
+                wish.bundles,
+                strategy="STRICT_SPREAD" if wish.apart else "PACK",
                 name=f"{self._tag}{self._ask.lease}.{self._number}",
                 lifetime="detached",
-                bundle_label_selector=[labels for _ in bundles],
+                bundle_label_selector=[wish.labels for _ in wish.bundles],
             )
 
-    def wish(self, nodes: Sequence[cluster.Node]) -> tuple[list[dict[str, float]], dict[str, str]]:
-        """What one group asks for: a bundle for each host, and what the labels of each must be."""
-        return self._bundles(), self._labels(nodes)
+    def wish(self, nodes: Sequence[cluster.Node]) -> Wish:
+        """What one group asks for: a slice; a lone host where slices have no known shape."""
+        wanted = self._ask.wanted
+        need = {name: amount for name, amount in wanted.per_worker.items() if amount > 0}
+        labels = self._labels(nodes)
+        if wanted.topology is None or wanted.accelerator_type is None:
+            hosts = wanted.hosts_per_slice or 1
+            return Wish([need] * hosts, hosts > 1, labels)
+        shape = slice_shape(wanted.accelerator_type, wanted.topology)
+        if shape.hosts == 1:
+            # The same topology also comes as several hosts with fewer chips: workers fit either way.
+            return Wish([need] * shape.workers(need["TPU"]), False, labels)
+        slots = min(need["TPU"] * self._ask.workers, shape.chips_per_host) / need["TPU"]
+        return Wish([{name: amount * slots for name, amount in need.items()}] * shape.hosts, True, labels)
 
     def yield_to(self, hosts: Collection[HostId]) -> None:
         """What a met demand holds of these hosts is wanted in earnest now."""
         for number, record in cluster.groups(self._tag).items():
             if set(record.get("bundles_to_node_id", {}).values()) & set(hosts):
                 cluster.remove_group(number)
-
-    def _bundles(self) -> list[dict[str, float]]:
-        """The hosts of one slice; a lone host where slices have no known shape."""
-        wanted = self._ask.wanted
-        need = {name: amount for name, amount in wanted.per_worker.items() if amount > 0}
-        if wanted.topology is None or wanted.accelerator_type is None:
-            return [need] * (wanted.hosts_per_slice or 1)
-        shape = slice_shape(wanted.accelerator_type, wanted.topology)
-        chips = min(need["TPU"] * self._ask.workers, shape.chips_per_host)
-        slots = chips / need["TPU"]
-        return [{name: amount * slots for name, amount in need.items()}] * shape.hosts
 
     def _workers_per_group(self, hosts: int) -> int:
         wanted = self._ask.wanted
