@@ -56,7 +56,7 @@ def main(name: str, folder: str, owner: tuple[int, int], lock: str | None) -> No
         sys.exit("the guardian of this agent did not start")
 
     async def serve() -> None:
-        await Agent(name, Path(folder), owner, tied=lock is not None).serve(pid)
+        await Agent(name, Path(folder), owner).serve(pid, tied=lock is not None)
 
     asyncio.run(serve())
     if turn is not None and ready is None:

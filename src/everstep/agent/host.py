@@ -33,11 +33,9 @@ _END_S = 5.0
 class Agent:
     """Who holds it, and what that driver's orders mean. What is done about workers is done in ``Workers``."""
 
-    def __init__(self, host: str, folder: Path, owner: tuple[int, int], tied: bool = False) -> None:
-        """``tied``: end when standard input does, which the owner holds."""
+    def __init__(self, host: str, folder: Path, owner: tuple[int, int]) -> None:
         self.host = host
         self._folder = folder
-        self._tied = tied
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._beats = Beats()
@@ -53,8 +51,10 @@ class Agent:
         self._leaving = Leaving(folder, self._holder)
         self._lighthouse = LighthouseHere(self._holder)
 
-    async def serve(self, pid: int) -> None:
-        """``pid`` is what its host goes by: its own, or its guardian's."""
+    async def serve(self, pid: int, tied: bool) -> None:
+        """``pid`` is what its host goes by: its own, or its guardian's. ``tied``: end when standard input
+        does, which the owner holds.
+        """
         kernel.adopt_orphans()
         path = self._folder / SOCKET
         path.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class Agent:
             self._loop.add_signal_handler(sig, handler)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._beats.start()
-        if self._tied:
+        if tied:
             self._loop.add_reader(0, self._done.set)
         (self._folder / f"{READY}.tmp").write_text(str(pid))
         (self._folder / f"{READY}.tmp").rename(self._folder / READY)
