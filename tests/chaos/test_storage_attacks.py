@@ -290,4 +290,4 @@ def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Rando
     assert attacked.start().wait(60) == 0, attacked.log()
     assert victim.name in attacked.log(), "the damage is named"
     assert {*whole} <= {*read_history(attacked.run).checkpoints}
-    assert min(step for _, step in attacked.restored()[-2:]) == newest
+    assert min(step for _, step in attacked.restored()[-2:]) >= newest
