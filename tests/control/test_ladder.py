@@ -227,17 +227,6 @@ def test_a_start_waits_for_the_answer_to_a_commit(either: Run) -> None:
     assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
 
 
-def test_a_start_does_not_wait_for_a_commit_forever(either: Run) -> None:
-    hands = either()
-    hands.silent.add(c.CommitCheckpoint)
-    hands.checkpoint(1, (0, 1))
-    hands.fail(0)
-    hands.forget()
-    hands.pass_time(hands.settings.deadlines.upload_wait_s)
-    assert hands.last(c.StartWorkers).checkpoint is None
-    assert hands.all(c.DiscardCheckpoint) == []
-
-
 def test_a_restart_waits_a_while_for_uploads_that_need_no_process() -> None:
     hands = Hands(fixed(2), views("a", "b"))
     hands.report(0, 1, part=True)

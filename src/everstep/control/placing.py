@@ -72,8 +72,10 @@ class Placing:
             self._await_hosts(restart, at)
         if not (restart.slices <= run.fleet.held and restart.hosts <= run.fleet.prepared):
             return
-        if restart.waits_for_uploads and run.is_saving(restart):
-            return  # when that is done, the newest checkpoint is known
+        if run.checkpoints.under_way(None if restart.full else restart.groups):
+            return  # every commit is answered, and then the newest is known
+        if restart.waits_for_uploads and run.uploading_hosts(restart):
+            return
         self._start(restart, at)
 
     def can_be_had(self, restart: Restart) -> bool:

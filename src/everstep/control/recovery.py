@@ -348,7 +348,8 @@ class Recovery:
             if at < together:
                 run.do(c.SetTimer(TimerName.SETTLE, restart.key, together))
                 return
-        restart.waits_for_uploads = run.is_saving(restart)
+        # A replica group that is replaced gets its state from its peers: for that no upload is waited for.
+        restart.waits_for_uploads = restart.full and bool(run.uploading_hosts(restart))
         if restart.waits_for_uploads:
             run.do(c.SetTimer(TimerName.UPLOAD, restart.key, at + run.settings.deadlines.upload_wait_s))
         self._decide(restart, at)
@@ -356,7 +357,7 @@ class Recovery:
     def storage_changed(self, at: float) -> None:
         """An upload or a commit is done: what waited for it goes on."""
         for restart in list(self._run.restarts):
-            if restart.waits_for_uploads and not self._run.is_saving(restart):
+            if restart.waits_for_uploads and not self._run.uploading_hosts(restart):
                 self.stop_waiting_for_uploads(restart, at)
             else:
                 self.placing.go_on(restart, at)

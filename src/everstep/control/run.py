@@ -145,14 +145,6 @@ class Run:
     def uploading_hosts(self, restart: Restart) -> frozenset[HostId]:
         return frozenset(host for g in restart.groups for host in self.uploading(self.groups[g]))
 
-    def is_saving(self, restart: Restart) -> bool:
-        """Whether a checkpoint of its workers is being committed, or is complete but for uploads. A replica
-        group gets its state from its peers: for that no upload is waited for.
-        """
-        if restart.full:
-            return bool(self.uploading_hosts(restart)) or self.checkpoints.under_way()
-        return self.checkpoints.under_way(restart.groups)
-
     def placed_groups(self) -> int:
         """How many replica groups have a place, or are about to get one."""
         waiting = {g for restart in self.restarts if restart.stage is Phase.WAITING for g in restart.groups}
