@@ -30,7 +30,7 @@ demo-kube: setup
 	@$(RUN) examples/slices_on_kubernetes.py
 
 test: setup
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n auto $(ARGS)
 
 check: setup
 	$(RUN) -m ruff check $(wildcard $(SRC))
