@@ -315,6 +315,7 @@ class Controller:
 
     def _checkpoint_committed(self, event: e.CheckpointCommitted) -> None:
         run, at = self.run, event.at
+        held = run.is_held(event.folder)
         ref = run.checkpoints.committed(event.folder)
         if ref is None:
             return
@@ -324,7 +325,7 @@ class Controller:
         self._storage_changed(at)
         if ref.epoch == run.epoch and run.relocation.saved(run.groups, at):
             self._reconsider(at, just_saved=True)
-        if run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
+        if held and run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
             self._change_over(run.relocation.change_over(run.groups, at), at)
 
     def _change_over(self, reason: str, at: float) -> None:
@@ -334,6 +335,7 @@ class Controller:
             self._recovery.stop(restart, at)
 
     def _commit_failed(self, event: e.CommitFailed) -> None:
+        self.run.is_held(event.folder)
         if self.run.checkpoints.failed(event.folder):
             self.run.do(c.DiscardCheckpoint(event.folder))
             self._storage_changed(event.at)
