@@ -10,9 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import everstep as train
+from everstep.backend.torch import TorchBackend
 
 PACE_S = 0.01
 """A step takes at least this long: a test that waits for something else leaves the machine to others."""
+
+
+class BareTorch(TorchBackend):
+    """For functions that have no optimizer: what those need takes as long to import as torch itself, on every
+    host.
+    """
+
+    def preload(self) -> tuple[str, ...]:
+        return ("torch", "torch.distributed")
 
 
 def note(config: dict[str, Any], **facts: Any) -> None:
