@@ -9,7 +9,7 @@ SRC := src tests examples bench
 help:
 	@echo "make demo     train a small model, break it in three ways, watch it recover"
 	@echo "make demo-kube  the same on Kubernetes: a real API server, the operator, Ray nodes, a slice that dies"
-	@echo "make test     run the tests              (ARGS='-k name')"
+	@echo "make test     run the tests, in several processes  (ARGS='-k name': in one)"
 	@echo "make check    lint, types, import rules"
 	@echo "make format   format the code"
 	@echo "make bench    measure, beside Ray Train"
@@ -30,7 +30,7 @@ demo-kube: setup
 	@$(RUN) examples/slices_on_kubernetes.py
 
 test: setup
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n auto $(ARGS)
 
 check: setup
 	$(RUN) -m ruff check $(wildcard $(SRC))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,22 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 sys.path.insert(0, str(_HERE))
 
+# By this, a pytest process knows what it has started, and all that that starts. Others have their own.
+os.environ["EVERSTEP_TEST_SESSION"] = uuid.uuid4().hex
+
+# The hundreds of processes that tests start import the same modules: they are compiled once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# What a test starts heeds Ctrl+C, also where a shell ignores it for what it has in the background.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from parallel import (  # noqa: E402
+    pytest_collection_modifyitems as pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers as pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler as pytest_xdist_make_scheduler,
+)
 from processes import kill, ours, wait_for  # noqa: E402
 
 # Ray stays on loopback, and tells nobody.

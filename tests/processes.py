@@ -5,28 +5,42 @@ from __future__ import annotations
 import os
 import signal
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-# Every process that these tests start, and all that those start, inherits this.
-MARK = f"EVERSTEP_TEST_SESSION={os.environ.setdefault('EVERSTEP_TEST_SESSION', uuid.uuid4().hex)}".encode()
+# Every process that this pytest process starts, and all that those start, inherits this.
+MARK = f"EVERSTEP_TEST_SESSION={os.environ['EVERSTEP_TEST_SESSION']}".encode()
 
 
 def ours() -> dict[int, str]:
     """Live processes that descend from these tests, by pid."""
     found = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdigit() or MARK not in _read(f"/proc/{name}/environ") or int(name) == os.getpid():
             continue
-        try:
-            environment = Path(f"/proc/{name}/environ").read_bytes()
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if MARK in environment and b"resource_tracker" not in command and alive(int(name)):
+        command = _read(f"/proc/{name}/cmdline")
+        if b"resource_tracker" not in command and alive(int(name)):
             found[int(name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
+
+
+def _read(path: str) -> bytes:
+    """What the kernel says of a process; nothing, if it is gone or not ours to ask. Every test looks at all
+    of them, so this is quick.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def kill(pid: int) -> None:
@@ -44,7 +58,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(
-    condition: Callable[[], object], what: str, timeout_s: float = 30.0, look_s: float = 0.005
+    condition: Callable[[], object], what: str, timeout_s: float = 30.0, look_s: float = 0.02
 ) -> None:
     """Wait until it is true. The limit only ends a test that has already failed."""
     deadline = time.monotonic() + timeout_s

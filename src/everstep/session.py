@@ -186,18 +186,22 @@ class Session:
             if not isinstance(error, StorageError):
                 raise
             return  # the storage's failure is told; training goes on
+        # It may be the one at which the workers change over: then we wait for it, and the driver is told so.
+        held = bool(self.want_checkpoint.newest)
+        if part is not None:
+            part = msgspec.structs.replace(part, held=held)
         self._link.send(wire.frame(wire.Report(index, raw, part, job is not None, restored)))
         if job is not None:
             pinned = job
-            self._uploads.submit(lambda: self._upload_later(pinned, index))
+            self._uploads.submit(lambda: self._upload_later(pinned, index, held))
         elif delete_local and mode is CheckpointUploadMode.SYNC and upload_fn is None:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
-        if self.want_checkpoint.newest:
+        if held:
             self._hold(index)
 
     def _hold(self, index: int) -> None:
-        """This checkpoint may be the one at which the workers change over. They are ended in here, so that no
-        step is made in vain; or training goes on once it is committed.
+        """If the workers change over, they are ended in here, so that no step is made in vain; else training
+        goes on once the checkpoint is committed.
         """
         with self._committed:
             self._committed.wait_for(
@@ -220,7 +224,7 @@ class Session:
     def _note(self, share: store.Share, checkpoint: Checkpoint) -> Part:
         return store.note_external(self._run, share, checkpoint.path, self.spec.storage_options)
 
-    def _upload_later(self, job: Path, index: int) -> None:
+    def _upload_later(self, job: Path, index: int, held: bool) -> None:
         try:
             part = snapshots.finish(job, self._run)
         except (
@@ -228,7 +232,7 @@ class Session:
         ) as error:  # whatever the storage raises: it must reach the driver, not die with this thread
             self._part_failed(index, error)
         else:
-            self._link.send(wire.frame(wire.PartDone(part)))
+            self._link.send(wire.frame(wire.PartDone(msgspec.structs.replace(part, held=held))))
         snapshots.forget(job)
 
     def _part_failed(self, index: int, error: Exception) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def train(config: dict[str, Any]) -> None:
             delete_local_checkpoint_after_upload=True,
         )
         uploading.unlink()
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

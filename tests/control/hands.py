@@ -148,10 +148,12 @@ class Hands:
     def notice(self, host: str, seconds: float) -> None:
         self.tell(e.PreemptionNotice(at=0.0, host=host, deadline=self.now + seconds))
 
-    def report(self, rank: int, index: int, *, part: bool = False, owed: tuple[int, ...] = ()) -> None:
+    def report(
+        self, rank: int, index: int, *, part: bool = False, owed: tuple[int, ...] = (), held: bool = True
+    ) -> None:
         group = self.places[rank].group_id
         folder = f"e{self.brain.epoch}-g{group}-k{index}"
-        parts = (Part(index, folder),) if part else ()
+        parts = (Part(index, folder, held=held),) if part else ()
         self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, **self.about(rank)))
 
     def checkpoint(self, index: int, ranks: Iterable[int] | None = None) -> None:

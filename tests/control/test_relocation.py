@@ -40,6 +40,19 @@ def test_a_run_grows_at_a_checkpoint_boundary_with_the_new_place_ready_first() -
     assert hands.brain.run.relocation.asked is AskReason.NONE
 
 
+def test_a_checkpoint_that_its_ranks_did_not_wait_for_is_no_boundary_to_grow_at() -> None:
+    hands = Hands(elastic(), views("a"))
+    hands.pass_time(100.0)
+    hands.capacity(*views("b"))
+    hands.forget()
+    # Reported before the rank knew what is wanted: it may be a step further by now.
+    hands.report(0, 1, part=True, held=False)
+    assert hands.brain.run.checkpoints.newest.folder == "e1-g0-k1"  # type: ignore[union-attr]
+    assert hands.all(c.StopWorkers) == []
+    hands.report(0, 2, part=True)
+    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k2"
+
+
 def test_growing_spends_no_budget() -> None:
     hands = Hands(elastic(), views("a"))
     hands.pass_time(100.0)

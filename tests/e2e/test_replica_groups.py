@@ -246,24 +246,24 @@ def lighthouses(cluster: LocalCluster) -> dict[int, str]:
 
 @pytest.mark.parametrize("what", ["the lighthouse", "its host", "the lighthouse and a group"])
 def test_the_lighthouse_comes_back_and_no_surviving_group_restarts(tmp_path: Path, what: str) -> None:
-    with LocalCluster(slices=5, workers_per_host=1) as cluster:
+    with LocalCluster(slices=3, workers_per_host=2) as cluster:
         run = Groups(tmp_path, engine=cluster)
         run.wait_together(4)
         before = run.pids()
         ((pid, host),) = lighthouses(cluster).items()
-        victim = next(w.rank for w in live_runs()["groups"].workers if w.host == host)
-        other = (victim + 2) % 4
+        beside = sorted(w.rank for w in live_runs()["groups"].workers if w.host == host)
+        elsewhere = next(rank for rank in range(4) if rank not in beside)
         lost: list[int] = []
         match what:
             case "the lighthouse":
                 os.kill(pid, signal.SIGKILL)
             case "its host":
                 cluster.kill_host(host)
-                lost = [victim]
+                lost = beside
             case _:
                 os.kill(pid, signal.SIGKILL)
-                run.kill(other, inside=True)
-                lost = [other]
+                run.kill(elsewhere, inside=True)
+                lost = [elsewhere]
         wait_for(lambda: not alive(pid), "its death")
         wait_for(lambda: lighthouses(cluster), "another lighthouse")
         survivors = [rank for rank in range(4) if rank not in lost]
@@ -273,14 +273,14 @@ def test_the_lighthouse_comes_back_and_no_surviving_group_restarts(tmp_path: Pat
         result = run.end()
         assert len(run.digests()) == 1
         decided = records(result, RecoveryDecided)
-        assert [r.groups for r in decided] == [(rank,) for rank in lost]
+        assert [r.groups for r in decided] == ([tuple(lost)] if lost else [])
 
 
 @pytest.mark.parametrize("how", ["lost", "preempted"])
 def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Path, how: str) -> None:
-    with LocalCluster(slices=4, workers_per_host=1) as cluster:
-        run = Groups(tmp_path, workers=(2, 4), engine=cluster)
-        run.wait_together(4)
+    with LocalCluster(slices=3, workers_per_host=1) as cluster:
+        run = Groups(tmp_path, workers=(2, 3), engine=cluster)
+        run.wait_together(3)
         before = run.pids()
         gone = next(w for w in live_runs()["groups"].workers if w.rank == 2)
         if how == "lost":
@@ -291,10 +291,10 @@ def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Pa
             assert cluster.hosts[gone.host].pid in {pid for pid, _ in _running(cluster)}, (
                 "before its host goes"
             )
-        others = [0, 1, 3]
-        run.wait_together(3, others)
+        others = [0, 1]
+        run.wait_together(2, others)
         cluster.add_slice()
-        run.wait_together(4, but=[before[2]])
+        run.wait_together(3, but=[before[2]])
         assert run.pids(others) == {rank: before[rank] for rank in others}
         result = run.end()
         assert len(run.digests()) == 1
@@ -303,17 +303,17 @@ def test_groups_come_and_go_with_capacity_and_the_others_never_stop(tmp_path: Pa
 
 
 def test_a_group_that_had_no_place_at_the_start_joins_the_others_later(tmp_path: Path) -> None:
-    with LocalCluster(slices=3, workers_per_host=1) as cluster:
-        run = Groups(tmp_path, workers=(2, 4), engine=cluster)
-        first = [0, 1, 2]
-        run.wait_together(3, first)
+    with LocalCluster(slices=2, workers_per_host=1) as cluster:
+        run = Groups(tmp_path, workers=(2, 3), engine=cluster)
+        first = [0, 1]
+        run.wait_together(2, first)
         before = run.pids(first)
         cluster.add_slice()
-        run.wait_together(4)
+        run.wait_together(3)
         assert run.pids(first) == before
         result = run.end()
         assert len(run.digests()) == 1
-        assert [dict(r.generations) for r in records(result, GroupStarted)] == [{0: 0, 1: 0, 2: 0}, {3: 1}]
+        assert [dict(r.generations) for r in records(result, GroupStarted)] == [{0: 0, 1: 0}, {2: 1}]
         assert not records(result, RecoveryDecided), "it costs nothing"
 
 

@@ -59,6 +59,20 @@ def test_sigterm_at_the_driver_does_the_same_with_143(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+def test_a_driver_in_the_background_heeds_no_ctrl_c_and_stops_at_sigterm(tmp_path: Path) -> None:
+    # So a shell starts what a script has in the background: Ctrl+C is meant for others.
+    process = start(
+        tmp_path, "trainer().fit()", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+    )
+    wait_until_up(tmp_path, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "Ctrl+C" not in errors
+    assert "resume slow" in errors
+
+
 def test_a_notebook_cell_in_a_thread_can_be_stopped_while_the_kernel_lives_on(tmp_path: Path) -> None:
     process = start(
         tmp_path,

@@ -26,18 +26,22 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 import everstep as train
-from everstep import RunConfig, ScalingConfig, FailureConfig, Deadlines
-from everstep.torch import TorchConfig, TorchftConfig, TorchTrainer
+from everstep import RunConfig, ScalingConfig, FailureConfig, Deadlines, Trainer
+from everstep.torch import TorchftConfig, TorchTrainer
 from e2e import training
 
 HERE = Path(__file__).parent
 
-trainer = TorchTrainer(
+if "torchft" in sys.argv[4]:
+    kind, backend = TorchTrainer, {"torch_config": TorchftConfig()}
+else:
+    kind, backend = Trainer, {"backend_config": training.BareTorch()}
+trainer = kind(
     getattr(training, sys.argv[4]),
+    **backend,
     train_loop_config={
         "notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": int(sys.argv[3])
     },
-    torch_config=TorchftConfig() if "torchft" in sys.argv[4] else TorchConfig(),
     scaling_config=ScalingConfig(num_workers=4),
     run_config=RunConfig(
         name=sys.argv[1],

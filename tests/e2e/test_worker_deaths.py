@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from everstep.testing import LocalCluster
 from everstep.torch import TorchTrainer
 from processes import alive, wait_for
 
-from .training import jax_steps, notes, steps_without_framework, torch_steps
+from .training import BareTorch, jax_steps, notes, steps_without_framework, torch_steps
 
 
 class Fit:
@@ -137,7 +138,7 @@ def test_any_rank_killed_at_any_instant_leads_back_to_every_rank_stepping(
     tmp_path: Path, times: int, torch: bool
 ) -> None:
     times = times if torch else max(2, times // 4)
-    trainer = TorchTrainer if torch else JaxTrainer
+    trainer = partial(Trainer, backend_config=BareTorch()) if torch else JaxTrainer
     fit = Fit(
         lambda: trainer(
             torch_steps if torch else jax_steps,
@@ -171,8 +172,9 @@ def test_any_rank_killed_at_any_instant_leads_back_to_every_rank_stepping(
 def test_a_lost_host_is_replaced_by_a_spare_and_may_come_back(tmp_path: Path, how: str, times: int) -> None:
     with LocalCluster(slices=5, workers_per_host=1) as cluster:
         fit = Fit(
-            lambda: TorchTrainer(
+            lambda: Trainer(
                 torch_steps,
+                backend_config=BareTorch(),
                 train_loop_config=config(tmp_path),
                 scaling_config=ScalingConfig(num_workers=4),
                 run_config=RunConfig(

@@ -18,11 +18,16 @@ except NoApiServer as error:
     MISSING = str(error)
 
 
-@pytest.fixture(scope="package")
-def server() -> Iterator[ApiServer]:
+@pytest.fixture(scope="session")
+def programs() -> None:
+    """For tests that start an API server of their own."""
     if MISSING:
         assert not os.environ.get("EVERSTEP_CI"), MISSING
         pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="package")
+def server(programs: None) -> Iterator[ApiServer]:
     from kube.live import install
 
     with ApiServer() as server:

@@ -59,7 +59,8 @@ class Driver:
 
 
 @pytest.mark.timeout(900)
-def test_from_kubectl_apply_to_elastic_training_and_back(server: ApiServer) -> None:
+@pytest.mark.usefixtures("programs")
+def test_from_kubectl_apply_to_elastic_training_and_back() -> None:
     """The example, as `make demo-kube` runs it, with an API server of its own."""
     example = Path(__file__).parents[2] / "examples" / "slices_on_kubernetes.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=800)

@@ -240,6 +240,7 @@ def test_the_rights_in_the_manifests_are_enough(
         operator.stop()
 
 
+@pytest.mark.usefixtures("programs")
 def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_path: Path) -> None:
     with ApiServer() as server:
         install(server)

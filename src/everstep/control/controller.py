@@ -321,6 +321,7 @@ class Controller:
 
     def _checkpoint_committed(self, event: e.CheckpointCommitted) -> None:
         run, at = self.run, event.at
+        held = run.is_held(event.folder)
         ref = run.checkpoints.committed(event.folder)
         if ref is None:
             return
@@ -330,7 +331,7 @@ class Controller:
         self._storage_changed(at)
         if ref.epoch == run.epoch and run.relocation.saved(run.groups, at):
             self._reconsider(at, just_saved=True)
-        if run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
+        if held and run.phase is Phase.RUNNING and not run.restarts and ref.epoch == run.epoch:
             self._change_over(run.relocation.change_over(run.groups, at), at)
 
     def _change_over(self, reason: str, at: float) -> None:
@@ -341,6 +342,7 @@ class Controller:
 
     def _commit_failed(self, event: e.CommitFailed) -> None:
         """Its folder stays as it is: what can't be committed by us may be somebody else's."""
+        self.run.is_held(event.folder)
         if self.run.checkpoints.failed(event.folder):
             self._storage_changed(event.at)
 

@@ -19,6 +19,8 @@ class Part(msgspec.Struct, frozen=True):
     """The checkpoint's folder, relative to the run's."""
     record: bytes = b""
     """The part record (files, sizes, digests), opaque here."""
+    held: bool = False
+    """The rank makes no further step before the commit: it knew that workers may change over at this one."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -28,6 +30,11 @@ class Ready(msgspec.Struct, frozen=True):
     folder: str
     parts: tuple[tuple[int, Part], ...]
     """(rank, part), by rank."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the workers can change over at it without losing a step."""
+        return all(part.held for _, part in self.parts)
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -55,6 +55,8 @@ class Run:
         self.fleet = Fleet(settings, self.do)
         self.relocation = Relocation(settings, self.fleet, self.do, self.next_key)
         self._group_of: dict[int, int] = {}
+        self._held: set[str] = set()
+        """Folders of checkpoints that are being committed, and that their ranks wait for."""
         self._last_key = 0
 
     def do(self, command: c.AnyCommand) -> None:
@@ -106,9 +108,17 @@ class Run:
             ref = self.checkpoints.begin(
                 CheckpointRef(checkpoint.folder, self.epoch, checkpoint.index, group.number, group.generation)
             )
+            if checkpoint.held:
+                self._held.add(ref.folder)
             self.do(c.CommitCheckpoint(self.epoch, ref.group, ref.generation, checkpoint, ref.order))
         for folder in settled.garbage:
             self.do(c.DiscardCheckpoint(folder))
+
+    def is_held(self, folder: str) -> bool:
+        """Asked once, when it has been committed: whether its ranks wait in the report that brought it."""
+        held = folder in self._held
+        self._held.discard(folder)
+        return held
 
     def discard_open(self, group: Group) -> None:
         """What its dead ranks began and can't finish is garbage."""

@@ -21,9 +21,8 @@ pytestmark = pytest.mark.timeout(240)
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from everstep import Deadlines, FailureConfig, RunConfig, ScalingConfig
-from everstep.torch import TorchTrainer
-from e2e.training import torch_steps
+from everstep import Deadlines, FailureConfig, RunConfig, ScalingConfig, Trainer
+from e2e.training import BareTorch, torch_steps
 
 HERE = Path(__file__).parent
 
@@ -32,8 +31,9 @@ if sys.argv[2] == "die after reserving":
 
     reservations.make_actor = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
-trainer = TorchTrainer(
+trainer = Trainer(
     torch_steps,
+    backend_config=BareTorch(),
     train_loop_config={"notes": str(HERE / "notes"), "until": str(HERE / "until"), "save_every": 3},
     scaling_config=ScalingConfig(
         num_workers=2, use_tpu=True, topology="2x4", accelerator_type="TPU-V6E",

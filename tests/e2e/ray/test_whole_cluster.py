@@ -43,7 +43,9 @@ def test_a_jax_example_trains_on_two_slices(
     assert "finished step 59 on 2 slices" in output
 
 
-def test_the_same_command_resumes_on_a_new_cluster_after_the_old_one_went_down(tmp_path: Path) -> None:
+def test_the_same_command_resumes_on_a_new_cluster_after_the_old_one_went_down(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     arguments = ("--storage_path", str(tmp_path), "--run_name", "phoenix", "--steps", "2000")
     folder = tmp_path / "phoenix"
 
@@ -63,13 +65,9 @@ def test_the_same_command_resumes_on_a_new_cluster_after_the_old_one_went_down(t
         old.close()
     reached = Result.from_path(str(folder)).metrics_history[-1]["step"]
     assert reached < 1999
-    new = RayCluster()
-    try:
-        for _ in range(2):
-            new.add_node({}, {}, cpus=1)
-        output, _ = run("on_ray.py", new.address, *arguments).communicate(timeout=200)
-    finally:
-        new.close()
+    for _ in range(2):
+        cluster.add_node({}, {}, cpus=1)
+    output, _ = run("on_ray.py", cluster.address, *arguments).communicate(timeout=200)
     assert "finished step 1999" in output, output
     starts = [r for r in journal.read(folder) if type(r).__name__ == "GroupStarted"]
     assert starts[-1].checkpoint is not None, "it went on from a checkpoint"

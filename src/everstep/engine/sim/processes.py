@@ -113,7 +113,8 @@ class Processes:
         if not saves or (worker.place.group_rank != 0 and world.rng.random() < scenario.partless):
             world.from_host(host, worker.reported(index), latency)
             return
-        part = Part(index, f"e{worker.epoch}-g{worker.place.group_id}.{worker.generation}-k{index}")
+        folder = f"e{worker.epoch}-g{worker.place.group_id}.{worker.generation}-k{index}"
+        part = Part(index, folder, held=world.asked is not AskReason.NONE)
         world.storage.expect(part, worker.rank, step)
         fails = world.chance(scenario.failed_upload)
         if world.rng.random() < scenario.asynchronous:

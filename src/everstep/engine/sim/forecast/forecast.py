@@ -226,7 +226,7 @@ class Forecast:
         folder = f"e{self._brain.epoch}-g{group}.{self._generations[group]}-k{stretch.saved}"
         # Who has something to bring comes last: then there is nothing to collect before.
         for place in reversed(self._places[group]):
-            parts = (Part(stretch.saved, folder),) if place.group_rank == 0 else ()
+            parts = (Part(stretch.saved, folder, held=True),) if place.group_rank == 0 else ()
             self._tell(
                 e.Reported(
                     at=self.clock.now,

@@ -1,0 +1,76 @@
+"""How tests are shared out among processes (``pytest -n 5``, or ``-n auto`` as ``make test`` has it).
+
+Each process has folders, ports, clusters and a mark of its own, so any two tests may run side by side. This
+is about time and memory: tests that share something costly run in one process, and long ones begin first.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+ROWS = (
+    # One Ray cluster for each of these, one API server for each of those.
+    ("e2e/ray/test_reserving.py", "e2e/ray/test_driver_deaths.py", "e2e/ray/test_slices.py"),
+    ("e2e/ray/", "kube/test_chain.py"),
+    ("kube/test_life.py",),
+    ("kube/test_slices.py", "kube/test_validation.py", "kube/test_autoscaler.py"),
+    # A template that has imported the framework, a server that speaks S3.
+    ("backend/test_torch.py",),
+    ("backend/test_jax.py",),
+    ("e2e/test_remote_storage.py",),
+    ("storage/",),
+)
+"""Tests whose names begin so run in one process, one after the other."""
+
+LONG = (
+    "engine/test_sim.py::test_fresh",
+    "e2e/test_demo.py",
+    "e2e/test_examples.py",
+    "chaos/",
+    "e2e/test_replica_groups.py",
+    "e2e/test_worker_deaths.py",
+    "e2e/",
+    "bench/",
+    "cli/",
+)
+"""And of the others, these come first."""
+
+
+def row_of(nodeid: str) -> str | None:
+    name = nodeid.removeprefix("tests/")
+    return next((row[0] for row in ROWS if name.startswith(row)), None)
+
+
+def turn(nodeid: str) -> int:
+    name = nodeid.removeprefix("tests/")
+    order = [*(start for row in ROWS for start in row), *LONG]
+    return next((n for n, start in enumerate(order) if name.startswith(start)), len(order))
+
+
+class Rows(LoadScopeScheduling):  # type: ignore[misc]
+    """A row goes to one process, any other test to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return row_of(nodeid) or nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rows:
+    config.option.loadscopereorder = False
+    return Rows(config, log)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More processes than cores, since tests mostly wait. None for a few tests: they are done before more
+    processes have started.
+    """
+    chosen = config.option.keyword or config.option.lf or config.args_source is config.ArgsSource.ARGS
+    return 0 if chosen else 2 * (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: turn(item.nodeid))
