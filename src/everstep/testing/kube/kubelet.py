@@ -186,7 +186,8 @@ class ProcessKubelet:
             life.end(0.0)
 
     def _bind(self, pod: Pod) -> None:
-        living = [name for name, alive in self._nodes.items() if alive]
+        tainted = self._tainted()
+        living = [name for name, alive in self._nodes.items() if alive and name not in tainted]
         if not living:
             return
         load = {name: sum(life.node == name for life in self._lives.values()) for name in living}
@@ -203,6 +204,16 @@ class ProcessKubelet:
                     "target": {"apiVersion": "v1", "kind": "Node", "name": node},
                 },
             )
+
+    def _tainted(self) -> set[str]:
+        """Nodes that the API server knows, and nothing new is to be put on. They need not exist there."""
+        return {
+            node["metadata"]["name"]
+            for node in self._server.request("GET", "/api/v1/nodes")["items"]
+            for taint in node["spec"].get("taints") or ()
+            # Nobody is there to say that a node is ready.
+            if taint["key"] != "node.kubernetes.io/not-ready" and taint["effect"] != "PreferNoSchedule"
+        }
 
     def _collect(self) -> None:
         """Pods whose cluster is gone go, too."""
