@@ -51,14 +51,14 @@ def measure(options: Options) -> Outcome:
         _both("processor time, cheap samples", "s", options, _busy(_ours(cheap)), _busy(_theirs(cheap))),
         _both("processor time, dearer samples", "s", options, _busy(_ours(dear)), _busy(_theirs(dear))),
         _both(
-            f"first batch after a restart, {_LARGE:,} samples",
+            "first batch after a restart",
             "ms",
             options,
             lambda: _first_batch(_resumed(_LARGE, _LARGE // 2).loader(num_workers=_PROCESSES)),
             lambda: _first_batch(_plain(Pictures(_LARGE, 1))),
         ),
         Row(
-            f"load_state_dict at sample {_FAR:,}, to the first step's samples",
+            "resume at sample 10⁹, to the first step",
             "ms",
             Sample(
                 tuple(_timed(lambda: next(iter(_resumed(3 * _FAR, _FAR)))) for _ in range(options.rounds))
@@ -70,8 +70,8 @@ def measure(options: Options) -> Outcome:
         "seeds the generators of random numbers for each micro-batch, DataLoader once in each process",
         f"processor time: of {_SAMPLES:,} samples, the loader's processes included; says more than the rate "
         "on a machine that does something else as well",
-        "first batch: the plain loader shuffles, and begins at the beginning; getting it to the place where "
-        "the run stopped would come on top",
+        f"first batch: of {_LARGE:,} samples. The plain loader shuffles, and begins at the beginning; "
+        "getting it to the place where the run stopped would come on top",
     )
     return Outcome("data", TITLE, tuple(rows), notes)
 
@@ -97,7 +97,7 @@ def _ours(dataset: Pictures) -> Callable[[], float]:
     def rate() -> float:
         from everstep.data import Stream
 
-        stream = Stream(dataset, global_batch=_GLOBAL, micro_batch=_MICRO, epochs=None, rank=0, world_size=1)
+        stream = Stream(dataset, global_batch=_GLOBAL, micro_batch=_MICRO, rank=0, world_size=1)
         steps = iter(stream.loader(num_workers=_PROCESSES))
         return _rate(micro.batch for step in steps for micro in step)
 
