@@ -16,6 +16,7 @@ from ray.core.generated.common_pb2 import LabelSelectorOperator
 
 from everstep import Deadlines, ScalingConfig
 from everstep.engine.base import Ask
+from everstep.engine.ray import demand as demands
 from everstep.engine.ray.cluster import Node
 from everstep.engine.ray.demand import Demand
 
@@ -139,3 +140,49 @@ def test_labels_that_the_user_asks_for_must_be_there(zone: str) -> None:
     scaling = ScalingConfig(num_workers=1, label_selector={"zone": "a"})
     there = launched(scaling, 1, gpus(labels={"zone": zone}))
     assert there == ({"gpu": 1} if zone == "a" else {})
+
+
+class Groups:
+    """The placement groups of a cluster, as the demand makes and removes them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.table: dict[str, dict[str, Any]] = {}
+        monkeypatch.setattr(demands, "placement_group", self._make)
+        monkeypatch.setattr(demands.cluster, "remove_group", self.table.pop)
+        ask = Ask("run", 1, {}, 0, ON_TPU.max_workers, Deadlines(), ON_TPU.wanted)
+        self.demand = Demand("everstep/x/", ask)
+
+    def _make(self, bundles: list[Any], name: str, **_: Any) -> None:
+        self.table[name] = {"name": name, "state": "PENDING", "bundles_to_node_id": {0: ""}}
+
+    def meet(self, name: str, *hosts: str) -> None:
+        self.table[name].update(state="CREATED", bundles_to_node_id=dict(enumerate(hosts)))
+
+    def look(self, short: int, there: list[str], arriving: set[str]) -> list[str]:
+        nodes = [Node(host, "10.0.0.1", True, {}, {"TPU": 4.0}) for host in there]
+        self.demand.update(short, nodes, arriving, dict(self.table))
+        return sorted(self.table)
+
+
+def test_what_is_asked_for_stays_while_the_hosts_of_its_slices_come_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Groups(monkeypatch)
+    one, two = groups.look(8, ["head"], set())
+    assert groups.look(8, ["head", "a0", "b0"], {"a0", "b0"}) == [one, two]
+    # Ray has put hosts of two slices together: they are neither, and nothing more is missing than before.
+    groups.meet(one, "a0", "b0")
+    assert groups.look(8, ["head", "a0", "b0"], {"a0", "b0"}) == [one, two]
+    # Slice b is whole. What holds a part of it goes, and the rest is asked for once that is free.
+    there = ["head", "a0", "b0", "b1"]
+    assert groups.look(4, there, {"a0"}) == []
+    [three] = groups.look(4, there, {"a0"})
+    assert groups.look(4, there, {"a0"}) == [three]
+    assert groups.look(0, [*there, "a1"], set()) == []
+
+
+def test_what_is_met_by_a_whole_slice_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch)
+    [one] = groups.look(4, ["head"], set())
+    groups.meet(one, "a0", "a1")
+    assert groups.look(0, ["head", "a0", "a1"], set()) == []

@@ -57,26 +57,25 @@ class Demand:
         arriving: Collection[HostId],
         groups: dict[str, dict[str, Any]],
     ) -> None:
-        """Look at what is pending, and make it fit what is missing now. ``arriving`` are hosts of slices that
-        aren't complete yet: what is asked for may come to be with them.
+        """Look at what is asked for, and make it fit what is missing now. ``arriving`` are hosts of slices
+        that aren't complete yet. A group that has come to be on such hosts stands: the rest of their slices
+        is still missing, and is what the others ask for.
         """
-        pending = {n: r for n, r in groups.items() if r["name"].startswith(self._tag)}
-        for number, record in list(pending.items()):
-            if record["state"] == "CREATED":
-                cluster.remove_group(number)
-                del pending[number]
+        asked = {n: r for n, r in groups.items() if r["name"].startswith(self._tag)}
+        met = {n for n, r in asked.items() if r["state"] == "CREATED" and not nodes_of(r) <= set(arriving)}
         settled = frozenset(node.id for node in nodes if node.alive) - set(arriving)
         if settled != self._settled:  # what was asked for may have come, in part
-            for number in pending:
-                cluster.remove_group(number)
-            pending = {}
+            met |= {n for n, r in asked.items() if r["state"] != "CREATED"}
             self._settled = settled
         wish = self.wish(nodes)
         per_group = self._workers_per_group(len(wish.bundles))
         missing = -(-workers_short // per_group) if per_group else 0
-        for number in list(pending)[missing:]:
+        standing = [n for n in asked if n not in met]
+        for number in [*met, *standing[missing:]]:
             cluster.remove_group(number)
-        for _ in range(missing - len(pending)):
+        if any(nodes_of(asked[number]) for number in met):
+            return  # what they held is free for the next look; asked for before, it would seem to be missing
+        for _ in range(missing - len(standing)):
             self._number += 1
             placement_group(
                 wish.bundles,
@@ -104,7 +103,7 @@ class Demand:
     def yield_to(self, hosts: Collection[HostId]) -> None:
         """What a met demand holds of these hosts is wanted in earnest now."""
         for number, record in cluster.groups(self._tag).items():
-            if set(record.get("bundles_to_node_id", {}).values()) & set(hosts):
+            if nodes_of(record) & set(hosts):
                 cluster.remove_group(number)
 
     def _workers_per_group(self, hosts: int) -> int:
@@ -122,6 +121,11 @@ class Demand:
         }
         labels = {key: f"!in({','.join(values)})" for key, values in ruled_out.items() if values}
         return labels | dict(self._ask.wanted.labels)
+
+
+def nodes_of(group: dict[str, Any]) -> set[HostId]:
+    """The nodes that a placement group holds something of."""
+    return {node for node in group.get("bundles_to_node_id", {}).values() if node}
 
 
 def other_topologies(wanted: Wanted) -> list[str]:
