@@ -6,31 +6,33 @@ is about time and memory: tests that share something costly run in one process, 
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 ROWS = (
-    # One Ray cluster for each of these, one API server for each of those.
+    # One Ray cluster for each of these two, one API server for each of those.
     ("e2e/ray/test_reserving.py", "e2e/ray/test_driver_deaths.py", "e2e/ray/test_slices.py"),
     ("e2e/ray/", "kube/test_chain.py"),
-    ("kube/test_life.py",),
-    ("kube/test_slices.py", "kube/test_validation.py", "kube/test_autoscaler.py"),
-    # A template that has imported the framework, a server that speaks S3.
-    ("backend/test_torch.py",),
-    ("backend/test_jax.py",),
-    ("e2e/test_remote_storage.py",),
+    ("kube/test_life.py", "kube/test_autoscaler.py", "kube/test_outages.py"),
+    ("kube/",),
+    # A server that speaks S3.
     ("storage/",),
 )
-"""Tests whose names begin so run in one process, one after the other."""
+"""Tests whose names begin so run in one process, one after the other. So do those of a file with a fixture for
+all of it.
+"""
 
 LONG = (
     "engine/test_sim.py::test_fresh",
     "e2e/test_demo.py",
     "e2e/test_examples.py",
     "chaos/",
+    "backend/",
     "e2e/test_replica_groups.py",
     "e2e/test_worker_deaths.py",
     "e2e/",
@@ -42,7 +44,14 @@ LONG = (
 
 def row_of(nodeid: str) -> str | None:
     name = nodeid.removeprefix("tests/")
-    return next((row[0] for row in ROWS if name.startswith(row)), None)
+    row = next((row[0] for row in ROWS if name.startswith(row)), None)
+    file = name.partition("::")[0]
+    return row or (file if _shares_a_fixture(file) else None)
+
+
+@functools.cache
+def _shares_a_fixture(file: str) -> bool:
+    return '(scope="module"' in (Path(__file__).parent / file).read_text()
 
 
 def turn(nodeid: str) -> int:

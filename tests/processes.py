@@ -58,7 +58,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(
-    condition: Callable[[], object], what: str, timeout_s: float = 30.0, look_s: float = 0.02
+    condition: Callable[[], object], what: str, timeout_s: float = 30.0, look_s: float = 0.05
 ) -> None:
     """Wait until it is true. The limit only ends a test that has already failed."""
     deadline = time.monotonic() + timeout_s

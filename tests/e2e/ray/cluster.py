@@ -42,6 +42,7 @@ class RayCluster:
                 "num_cpus": 0,
                 "object_store_memory": _STORE,
                 "include_dashboard": False,
+                "include_log_monitor": False,  # nobody reads what it would read from every file, all the time
                 "node_ip_address": "127.0.0.1",
             },
         )

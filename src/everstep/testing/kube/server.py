@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import http.client
+import io
 import json
 import os
 import random
@@ -20,8 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+import urllib.error
+from collections.abc import Iterator, Mapping, Sequence
+from email.message import Message
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,6 +82,7 @@ class ApiServer:
         self._admission = admission
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments: dict[str, tuple[str, ...]] = {}
+        self._connections = threading.local()
 
     def __enter__(self) -> ApiServer:
         self._folder = tempfile.TemporaryDirectory(prefix="everstep-kube-")
@@ -113,14 +117,38 @@ class ApiServer:
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> Any:
         """One request as the administrator. Raises ``urllib.error.HTTPError``."""
-        request = urllib.request.Request(
-            f"{self.url}{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self.token}", "Content-Type": content_type},
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type}
+        status, reason, text = self._exchange(method, path, data, headers)
+        if status >= 400:
+            raise urllib.error.HTTPError(f"{self.url}{path}", status, reason, Message(), io.BytesIO(text))
+        return json.loads(text)
+
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, str, bytes]:
+        """Over a connection that each thread keeps: a new one for each request costs both sides more than
+        the request does.
+        """
+        kept: http.client.HTTPSConnection | None = getattr(self._connections, "kept", None)
+        connection = kept or http.client.HTTPSConnection(
+            self.url.removeprefix("https://"), timeout=30, context=self._trust
         )
-        with urllib.request.urlopen(request, context=self._trust, timeout=30) as response:
-            return json.load(response)
+        self._connections.kept = None
+        try:
+            connection.request(method, path, data, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            connection.close()
+            if kept is None:
+                raise
+            return self._exchange(method, path, data, headers)  # it was closed before we came with this one
+        except BaseException:
+            connection.close()
+            raise
+        self._connections.kept = connection
+        return answer.status, answer.reason, text
 
     # Faults.
 
