@@ -23,8 +23,8 @@ ROWS = (
     # A server that speaks S3.
     ("storage/",),
 )
-"""Tests whose names begin so run in one process, one after the other. So do those of a file with a fixture for
-all of it.
+"""Tests whose names begin so run in one process, one after the other. So do those of a file that has a
+fixture for all of it.
 """
 
 LONG = (

@@ -35,6 +35,7 @@ def test_a_recovery_takes_as_long_as_it_took_whenever_the_host_was_booted(
 ) -> None:
     cluster.add_lone_host("slice-0")
     cluster.add_lone_host_at("slice-1", 3000.0 if booted == "earlier" else -time.monotonic() / 2)
+    began = time.monotonic()
     run = Running(tmp_path, elastic_steps, 2, scaling=LONE, max_failures=1)
     epoch = run.until_training(2)
     before = time.monotonic()
@@ -43,5 +44,6 @@ def test_a_recovery_takes_as_long_as_it_took_whenever_the_host_was_booted(
     run.until_steps()
     [recovered] = [r for r in run.records(Recovered) if r.cause is not None]
     assert recovered.total_s <= time.monotonic() - before
-    assert before <= recovered.cause.at <= recovered.at
+    # As exactly as two hosts can know each other's clocks, which isn't to the millisecond.
+    assert began <= recovered.cause.at <= recovered.at
     run.finish()
