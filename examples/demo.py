@@ -33,7 +33,7 @@ from everstep.control.commands import PhaseChanged, Recovered
 from everstep.control.failures import Kind
 from everstep.driver import journal
 from everstep.driver.display import cause_of, phases_of
-from everstep.driver.records import Opened
+from everstep.driver.records import Closed, Committed, Opened
 from everstep.driver.registry import LiveWorker, hosts_of, live_runs
 from everstep.jax import JaxTrainer
 from everstep.testing import LocalCluster
@@ -243,8 +243,8 @@ def tell(run: Path) -> set[Kind]:
     console.print(what, where)
 
     opened = next(record.at for record in records if isinstance(record, Opened))
-    closed = next(record.at for record in records if isinstance(record, records.Closed))
-    saved = sum(isinstance(record, records.Committed) for record in records)
+    closed = next(record.at for record in records if isinstance(record, Closed))
+    saved = sum(isinstance(record, Committed) for record in records)
     phases = [record for record in records if isinstance(record, PhaseChanged)]
     running = sum(
         after.at - before.at for before, after in itertools.pairwise(phases) if before.phase == "running"

@@ -47,15 +47,15 @@ def train_fn(config: dict[str, Any]) -> None:
     while not train.collective.broadcast_from_rank_zero(Path(config["stop"]).exists()):
         x = np.random.randn(256, 8)
         w = w - 0.05 * multihost_utils.process_allgather(grad(w, x)).mean(axis=0)
+        if first:
+            with open(config["progress"], "a") as progress:
+                progress.write(f"{step} {context.get_world_size()}\n")
         with tempfile.TemporaryDirectory() as folder:
             kept = None
             if first and (step % 20 == 0 or train.should_checkpoint()):
                 np.savez(Path(folder) / "state.npz", w=w, step=step)
                 kept = train.Checkpoint.from_directory(folder)
             train.report({"step": step, "workers": context.get_world_size()}, checkpoint=kept)
-        if first:
-            with open(config["progress"], "a") as progress:
-                progress.write(f"{step} {context.get_world_size()}\n")
         step += 1
         time.sleep(0.05)  # so small a model would take all of the machine that starts new nodes meanwhile
 

@@ -77,7 +77,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     processes have started.
     """
     chosen = config.option.keyword or config.option.lf or config.args_source is config.ArgsSource.ARGS
-    return 0 if chosen else 2 * (os.cpu_count() or 1) + 1
+    return 0 if chosen else (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -259,7 +259,7 @@ def test_a_run_whose_folder_is_removed_saves_anew_and_can_be_resumed(tmp_path: P
     removed = Path(attacked.run.address()).rename(tmp_path / "removed")  # at one instant
     shutil.rmtree(removed)
     wait_for(lambda: "was removed or replaced" in attacked.log(), "a word about it", 60)
-    wait_for(lambda: read_history(attacked.run).checkpoints, "new checkpoints", 60)
+    wait_for(lambda: attacked.has_more_than(10), "new checkpoints", 60)
     driver.kill()
     kill_everything()
     driver.wait()
@@ -279,6 +279,7 @@ def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Rando
     driver.wait()
     whole = [f for f in blocking.list_folders(attacked.run) if blocking.read_manifest(attacked.run, f)]
     victim = rng.choice(sorted(Path(attacked.run.address(journal.FOLDER)).iterdir()))
+    last = journal.key_of(max(numbers(attacked.run)))
     if how == "flipped bit":
         data = bytearray(victim.read_bytes())
         data[rng.randrange(len(data))] ^= 4
@@ -288,6 +289,7 @@ def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Rando
     newest = attacked.newest()
     attacked.enough()
     assert attacked.start().wait(60) == 0, attacked.log()
-    assert victim.name in attacked.log(), "the damage is named"
+    if how == "flipped bit" or victim.name != last:  # of the very last, nobody can know that it was there
+        assert victim.name in attacked.log(), "the damage is named"
     assert {*whole} <= {*read_history(attacked.run).checkpoints}
     assert min(step for _, step in attacked.restored()[-2:]) >= newest

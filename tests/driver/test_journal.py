@@ -407,3 +407,17 @@ def test_a_journal_of_a_newer_version_is_refused(run: Store) -> None:
     run.create(f"{journal.FOLDER}/{journal.key_of(1)}", records.encode(record))
     with pytest.raises(StorageError, match="newer Everstep"):
         take(run)
+
+
+def test_a_journal_of_which_only_an_archive_is_left_is_damaged_and_its_numbers_are_not_used_again(
+    run: Store,
+) -> None:
+    log = take(run).journal
+    write(log, 5)
+    compact(log)
+    store = run.child(journal.FOLDER)
+    numbered = [file.path for file in store.list() if file.path.isdigit()]
+    store.delete(numbered)
+    found = scan(run)
+    assert not found.is_whole
+    assert found.next >= int(min(numbered))

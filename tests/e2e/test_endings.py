@@ -65,11 +65,12 @@ def test_a_finished_run_gives_its_result_and_a_changed_config_is_asked_about(tmp
 def test_a_frozen_driver_that_was_taken_over_changes_nothing_when_it_wakes(tmp_path: Path) -> None:
     name = f"frozen-{random.getrandbits(32):08x}"
     first = start(tmp_path, name, lease_ttl_s=1.0)
+    run = tmp_path / "runs" / name
+    wait_for(lambda: any(isinstance(r, GroupStarted) for r in journal.read(run)), "a start on record", 60)
     wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     first.send_signal(signal.SIGSTOP)
     second = start(tmp_path, name, lease_ttl_s=1.0)
-    run = tmp_path / "runs" / name
     wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over", 60)
     first.send_signal(signal.SIGCONT)
     output, _ = first.communicate(timeout=60)

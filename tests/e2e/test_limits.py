@@ -19,7 +19,7 @@ from everstep import (
     Trainer,
     WorkerGroupError,
 )
-from everstep.driver import journal
+from everstep.driver import journal, records
 
 from .scripts import start
 
@@ -125,7 +125,7 @@ def test_a_return_value_that_can_not_be_had_is_an_error_of_its_own_and_nothing_i
     assert result.metrics == {"loss": 0.5}
     assert result.checkpoint is not None
     assert (Path(result.checkpoint.path) / "model").read_text() == "trained"
-    (end,) = [r for r in journal.read(tmp_path / "large") if isinstance(r, journal.Closed)]
+    (end,) = [r for r in journal.read(tmp_path / "large") if isinstance(r, records.Closed)]
     assert end.outcome == "finished"
     assert fit(tmp_path, lambda: saves_and_returns(make())).checkpoint == result.checkpoint
 

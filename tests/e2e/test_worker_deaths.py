@@ -18,6 +18,7 @@ from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, W
 from everstep.control.commands import GroupStarted, Recovered, RecoveryDecided
 from everstep.control.failures import Kind
 from everstep.driver import journal, records
+from everstep.driver.registry import LiveWorker, live_runs
 from everstep.jax import JaxTrainer
 from everstep.testing import LocalCluster
 from everstep.torch import TorchTrainer
@@ -186,10 +187,11 @@ def test_a_lost_host_is_replaced_by_a_spare_and_may_come_back(tmp_path: Path, ho
         frozen: list[str] = []
 
         def strike(pids: dict[int, int]) -> None:
-            from everstep.driver.registry import live_runs
+            def workers() -> dict[int, LiveWorker]:
+                return {worker.rank: worker for worker in live_runs()["hosts"].workers}
 
-            run = live_runs()["hosts"]
-            host = random.choice(sorted({worker.host for worker in run.workers}))
+            wait_for(lambda: {r: w.pid for r, w in workers().items()} == pids, "those that step, on record")
+            host = random.choice(sorted({worker.host for worker in workers().values()}))
             if how == "killed":
                 cluster.kill_host(host)
                 cluster.add_slice(wait=False)

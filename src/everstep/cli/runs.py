@@ -248,9 +248,10 @@ def show(run: str) -> None:
         ("budget", f"{budget}: {spent} spent{_limit(facts.limits.get(budget))}")
         for budget, spent in history.spent.items()
     ] or [("budget", "no recovery so far")]
-    metrics = f"{len(history.metrics)} rows"
-    if history.metrics:
-        metrics += f"; the last: {_metrics(msgspec.msgpack.decode(history.metrics[-1]))}"
+    rows = history.metrics
+    metrics = f"{len(rows)} rows"
+    if rows:
+        metrics += f"; the last: {_metrics(msgspec.msgpack.decode(rows[-1]))}"
     lines.append(("metrics", metrics))
     for head, text in lines:
         _say(f"{head:13} {text}")

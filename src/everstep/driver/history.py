@@ -71,7 +71,8 @@ class History:
     """Folders that were given up. They may still be there."""
     let_go: dict[tuple[int, int, int], CheckpointRef] = field(default_factory=dict)
     """The newest that are gone, by (epoch, replica group, generation)."""
-    metrics: list[msgspec.Raw] = field(default_factory=list)
+    reported: list[records.Metrics] = field(default_factory=list)
+    """Rows of metrics, in the order in which they were recorded."""
     owner: records.Owner | None = None
     """Who had it last."""
     outcome: str = ""
@@ -95,9 +96,6 @@ class History:
     _wall_ahead: float = 0.0
     """From the clock of the driver that wrote a record to UNIX time."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
-    _reported: list[records.Metrics] = field(default_factory=list)
-    """Those of ``metrics`` that belong to the last epoch that has any."""
-    _reported_in: int = 0
 
     @classmethod
     def of(cls, read: Iterable[records.AnyRecord]) -> History:
@@ -137,10 +135,7 @@ class History:
                 if kept is not None:
                     self.damaged[record.folder] = kept
             case records.Metrics():
-                self.metrics.extend(record.rows)
-                if record.epoch != self._reported_in:
-                    self._reported_in, self._reported = record.epoch, []
-                self._reported.append(record)
+                self.reported.append(record)
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case records.Closed():
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
@@ -178,10 +173,16 @@ class History:
         """The last that were begun, by replica group, of those that were replaced in this epoch."""
         return {group: number for (of, group), number in self._generations.items() if of == epoch}
 
+    @property
+    def metrics(self) -> list[msgspec.Raw]:
+        return [row for record in self.reported for row in record.rows]
+
     def reports(self, epoch: int) -> dict[tuple[int, int], dict[int, msgspec.Raw]]:
-        """An epoch's reports by (replica group, generation) and index, if it is the last that has any."""
+        """An epoch's reports by (replica group, generation) and index."""
         found: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
-        for record in self._reported if epoch == self._reported_in else ():
+        for record in self.reported:
+            if record.epoch != epoch:
+                continue
             rows = found.setdefault((record.group, record.generation), {})
             rows.update(enumerate(record.rows, record.first))
         return found
@@ -193,9 +194,7 @@ class History:
         yield self.opened
         yield PhaseChanged(self.opened.at, "", self.last_epoch)
         at = self.opened.at
-        last = sum(len(record.rows) for record in self._reported)
-        yield records.Metrics(0, 1, self.metrics[: len(self.metrics) - last])
-        yield from self._reported
+        yield from self.reported
         for (epoch, group), generation in self._generations.items():
             yield GroupsStarting(at, epoch, ((group, generation),))
         for kept in [*self.checkpoints.values(), *self.damaged.values()]:

@@ -194,15 +194,17 @@ class Journal:
         now on. What was appended and not written must be among them.
         """
         async with self._flushing:
-            self._waiting.clear()
-            if self._unsure:
-                self._next += 1  # this number may have been used
+            covered = len(self._waiting)
             data = b"".join(map(encode, records))
-            name = f"{_ARCHIVE}{self._next:010d}-{secrets.token_hex(4)}"
+            number = self._next + bool(self._unsure)  # this one may have been used
+            name = f"{_ARCHIVE}{number:010d}-{secrets.token_hex(4)}"
             await self._store.create(name, data)
-            old = range(self._first, self._next)
-            self._first, self._archives = self._next, [name]
-            self._unsure = encode(Snapshot([name], self._next))
+            for _ in range(covered):
+                self._waiting.popleft()
+            old = range(self._first, number)
+            self._next = self._first = number
+            self._archives = [name]
+            self._unsure = encode(Snapshot([name], number))
             await self._write_some()
             await self._store.delete([key_of(number) for number in old])
 
@@ -234,7 +236,8 @@ class Scan:
     async def read(self, store: AsyncStore) -> None:
         self.listed = _names(await store.list())
         numbers = sorted((int(name) for name in self.listed if name.isdigit()), reverse=True)
-        self.next = max(numbers, default=0) + 1
+        # An archive is made of all that came before its number: also where nothing of it is left.
+        self.next = max([max(numbers, default=0) + 1, *_archived(self.listed)])
         found: dict[int, bytes] = {}
         snapshot: Snapshot | None = None
         above = self.next
@@ -260,7 +263,7 @@ class Scan:
         missing from a list, although at every instant something is there.
         """
         newer = {name for name in names if name.isdigit()} - {*self.listed}
-        archived = max((int(name.split("-")[1]) for name in names if name.startswith(_ARCHIVE)), default=0)
+        archived = max(_archived(names), default=0)
         return (
             {*self.listed} <= {*names}
             and newer == {key_of(number) for number in range(self.next, self.next + len(newer))}
@@ -286,19 +289,24 @@ async def scan_journal(store: AsyncStore) -> Scan:
     """Read a journal while its owner may be compacting it: what was listed is then in an archive by now. What
     is missing in two looks between which nothing has changed is missing for good.
     """
-    before = Scan()
+    before: Scan | None = None
     for _ in range(_LOOKS):
         scan = Scan()
         await scan.read(store)
         settled = scan.is_whole and scan.has_only_grown(_names(await store.list()))
-        if settled or (scan.damage == before.damage and scan.listed == before.listed):
+        if settled or (before and scan.damage == before.damage and scan.listed == before.listed):
             return scan
         before = scan
-    return before
+    return scan
 
 
 def _names(files: Sequence[FileRecord]) -> tuple[str, ...]:
     return tuple(file.path for file in files)
+
+
+def _archived(names: Sequence[str]) -> list[int]:
+    """The numbers at which archives were made."""
+    return [int(name.split("-")[1]) for name in names if name.startswith(_ARCHIVE)]
 
 
 def _last_snapshot(data: bytes) -> Snapshot | None:

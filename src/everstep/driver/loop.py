@@ -220,7 +220,7 @@ class Driver:
         hosts = self._engine.held()
         if not hosts:
             return None
-        self._left = left = LeftBehind(hosts)
+        self._left = left = LeftBehind(hosts, self._lease.history.last_epoch)
         await ask_agents(
             self._engine, left, self._lease.number, self._slices, self._limits, self._observer.say
         )

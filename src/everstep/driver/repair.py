@@ -104,7 +104,10 @@ class Repair:
                     folder, parts[0].epoch, parts[0].index, parts[0].group, parts[0].generation
                 )
                 encoded = [msgspec.json.encode(part) for part in parts]
-                found.append((folder, await checkpoints.commit(self._run, ref, encoded)))
+                try:
+                    found.append((folder, await checkpoints.commit(self._run, ref, encoded)))
+                except checkpoints.CommittedOtherwiseError:
+                    unfinished.append(folder)  # somebody has made it void, and could not record that
             else:
                 unfinished.append(folder)
         for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
@@ -136,10 +139,11 @@ class Repair:
         """What was reported with a checkpoint is one of the run's metrics, too. While workers live, they tell
         it again themselves.
         """
-        for manifest in self._adopted:
+        adopted = [manifest for manifest in self._adopted if manifest.metrics and manifest.group == 0]
+        known = {epoch: self._history.reports(epoch) for epoch in {manifest.epoch for manifest in adopted}}
+        for manifest in adopted:
             of = (manifest.group, manifest.generation)
-            known = self._history.reports(manifest.epoch).get(of, {})
-            if manifest.metrics and manifest.group == 0 and manifest.index > max(known, default=0):
+            if manifest.index not in known[manifest.epoch].get(of, {}):
                 row = msgspec.Raw(manifest.metrics)
                 self._write(records.Metrics(manifest.epoch, manifest.index, [row], *of))
 

@@ -20,8 +20,10 @@ class LeftBehind:
     Workers are kept by replica groups, whole ones; without such groups that means all or none.
     """
 
-    def __init__(self, hosts: list[HostId]) -> None:
+    def __init__(self, hosts: list[HostId], last_epoch: int) -> None:
+        """``last_epoch``: the last that was begun. Who isn't of it was on the way out."""
         self.hosts = hosts
+        self._last_epoch = last_epoch
         self.stopping: set[tuple[HostId, int]] = set()
         """(host, generation) of workers that are being ended."""
         self.outdated = False
@@ -88,6 +90,7 @@ class LeftBehind:
         streams = self._heard_streams()
         told = {r for r, held in here.items() if held.stopping and not streams[r].returned}
         unfit = {
+            "are of an epoch that was over": {*here} if self.epoch < self._last_epoch else set(),
             "are gone": set(range(world)) - here.keys(),
             "had been told to end": told,
             # A group that was still meeting waits for words of a driver that is dead.

@@ -7,6 +7,7 @@ time after that, or never. The death of who sent it changes nothing about that.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ ANSWER_S = 60.0
 class Watcher(Protocol):
     """Is told of every change, and of who believes to have made one."""
 
-    def appending(self, process: str, key: str) -> None: ...
+    def appending(self, process: str, key: str, data: bytes) -> None: ...
 
     def appended(self, process: str, key: str) -> None: ...
 
@@ -45,6 +46,8 @@ class Disk:
     watcher: Watcher | None = None
     full: bool = False
     bytes_per_s: float = 1e12
+    _keys: list[str] = field(default_factory=list)
+    """Sorted."""
 
     def create(self, key: str, data: bytes) -> bool:
         if key in self.objects:
@@ -52,6 +55,7 @@ class Disk:
         if self.full:
             raise StorageError(f"no space left for {key}", "free some, or keep fewer checkpoints")
         self.objects[key] = data
+        bisect.insort(self._keys, key)
         if self.watcher is not None:
             self.watcher.created(key, data)
         return True
@@ -60,10 +64,16 @@ class Disk:
         if key in self.objects:
             if self.watcher is not None:
                 self.watcher.deleting(key)
-            del self.objects[key]
+            self.lose(key)
+
+    def lose(self, key: str) -> None:
+        del self.objects[key]
+        del self._keys[bisect.bisect_left(self._keys, key)]
 
     def below(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.objects if key.startswith(prefix))
+        """What begins so, in order."""
+        first = bisect.bisect_left(self._keys, prefix)
+        return self._keys[first : bisect.bisect_left(self._keys, prefix + "\uffff")]
 
 
 @dataclass(frozen=True)
@@ -92,13 +102,14 @@ class View:
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
         whole = self.prefix + (f"{prefix}/" if prefix else "")
-        found = [(key.removeprefix(self.prefix), key) for key in self.disk.below(whole)]
-        return [FileRecord(key, len(self.disk.objects[path]), "") for key, path in found if key > after]
+        start, objects = len(self.prefix), self.disk.objects
+        found = [(path[start:], path) for path in self.disk.below(whole)]
+        return [FileRecord(key, len(objects[path]), "") for key, path in found if key > after]
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         whole = self.prefix + (f"{prefix}/" if prefix else "")
-        rest = {key.removeprefix(whole) for key in self.disk.below(whole)}
-        return sorted({key.split("/")[0] for key in rest if "/" in key})
+        start = len(whole)
+        return sorted({key[start:].split("/")[0] for key in self.disk.below(whole) if "/" in key[start:]})
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -151,7 +162,7 @@ class SimStore:
     async def create(self, key: str, data: bytes) -> bool:
         watcher, path = self.view.disk.watcher, self.view.prefix + key
         assert watcher is not None
-        watcher.appending(self.process.name, path)
+        watcher.appending(self.process.name, path, data)
         created = await self._ask(lambda: self.view.create(key, data), len(data))
         if created:
             watcher.appended(self.process.name, path)

@@ -146,7 +146,7 @@ class Worker:
         self._later(self._cluster.rng.uniform(0.0, 0.1), lambda: self._report(part))
 
     def _metrics(self, index: int) -> bytes:
-        return msgspec.msgpack.encode([self.spec.epoch, index])
+        return msgspec.msgpack.encode({"epoch": self.spec.epoch, "x": index})
 
     def _report(self, part: Part | None, failed: str = "") -> None:
         self._index += 1

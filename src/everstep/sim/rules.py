@@ -41,8 +41,8 @@ class Rules:
         self._highest = 0
         self._strays: set[str] = set()
         """Objects of the journal that were not made at its end."""
-        self._behind: set[str] = set()
-        """Drivers that have made one."""
+        self._behind: dict[str, str] = {}
+        """Drivers that have made one, and which."""
         self.keep: int | None = None
         """How many checkpoints retention keeps."""
         self._snapshot = records.Snapshot([], 1)
@@ -66,9 +66,10 @@ class Rules:
             match record:
                 case records.Snapshot():
                     self._snapshot = record
+                    if self.damaged:
+                        self._read_new_beginning(record.archives)
                 case records.Deleted():
-                    self._check_given_up(record.folder)
-                    self.given_up.add(record.folder)
+                    self._give_up(record.folder)
                 case records.Opened():
                     self.openings += 1
                 case _:
@@ -76,23 +77,34 @@ class Rules:
             if not isinstance(record, records.Snapshot):
                 self.records.append(record)
 
-    def _check_given_up(self, folder: str) -> None:
-        """Only retention gives up what is committed, and never the newest."""
-        if folder not in self.manifests or folder in self.given_up:
-            return
-        if self.keep is None:
-            raise Violation(f"4: {folder} is given up, and all checkpoints are to be kept")
-        if self.restorable()[-1:] == [folder]:
-            raise Violation(f"4: {folder} is given up, and is the newest")
+    def _read_new_beginning(self, archives: Sequence[str]) -> None:
+        """A journal that was damaged may begin anew, with records that were never written before."""
+        for name in archives:
+            for record in records.decode(self._disk.objects.get(_LOG + name, b"")):
+                if isinstance(record, records.Deleted):
+                    self._give_up(record.folder)
 
-    def appending(self, process: str, key: str) -> None:
-        if process in self._behind and key.startswith(_LOG) and key.removeprefix(_LOG).isdigit():
-            raise Violation(f"8: {process} writes on, and was replaced")
+    def _give_up(self, folder: str) -> None:
+        """Only retention gives up what is committed, and never the newest."""
+        if folder in self.manifests and folder not in self.given_up:
+            if self.keep is None:
+                raise Violation(f"4: {folder} is given up, and all checkpoints are to be kept")
+            if self.restorable()[-1:] == [folder]:
+                raise Violation(f"4: {folder} is given up, and is the newest")
+        self.given_up.add(folder)
+
+    def appending(self, process: str, key: str, data: bytes) -> None:
+        """The same again may be written, and a claim to the run. Nothing else, by whoever is behind."""
+        is_record = key.startswith(_LOG) and key.removeprefix(_LOG).isdigit()
+        if is_record and self._behind.get(process, key) != key:
+            if not isinstance(next(records.decode(data)), records.Opened):
+                raise Violation(f"8: {process} writes on, and was replaced")
+            del self._behind[process]
 
     def appended(self, process: str, key: str) -> None:
         """A driver believes that this object is its own."""
         if key in self._strays:
-            self._behind.add(process)
+            self._behind[process] = key
 
     def deleting(self, key: str) -> None:
         if key.startswith(_LOG):
@@ -109,6 +121,13 @@ class Rules:
                 raise Violation(f"4: {name} is removed from the journal, and is in no archive")
         elif name in self._snapshot.archives:
             raise Violation(f"4: {name} is removed, and the journal needs it")
+
+    def lost(self, key: str) -> None:
+        """By a fault. The last number of all is free again then: nobody can know that it was used."""
+        name = key.removeprefix(_LOG)
+        if name.isdigit() and int(name) == self._highest:
+            names = [path.removeprefix(_LOG) for path in self._disk.below(_LOG)]
+            self._highest = max((int(name) for name in names if name.isdigit()), default=0)
 
     # ------------------------------------------------------------------ a start of workers
 

@@ -286,7 +286,8 @@ class Schedule:
         name = self.rng.choice(names)
         data = bytearray(self.disk.objects[name])
         if self.rng.random() < 0.5 or not data:
-            del self.disk.objects[name]
+            self.disk.lose(name)
+            self.rules.lost(name)
         else:
             data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
             self.disk.objects[name] = bytes(data)

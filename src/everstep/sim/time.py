@@ -67,9 +67,16 @@ class Process:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> None:
         def begin() -> None:
-            self._tasks.append(self.loop.create_task(work))
+            task = self.loop.create_task(work)
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
 
         self.do(begin)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.time.failed(error)
 
     def do(self, action: Callable[[], None]) -> None:
         """Run this in the process: now, or when it goes on, or never."""

@@ -82,16 +82,23 @@ class FolderStore:
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
         top = self._path(prefix) if prefix else self.root
-        found = []
         with _told(top):
-            for relative in files_below(top):
-                key = (top / relative).relative_to(self.root).as_posix()
-                if key > after and not relative.name.startswith(_DRAFT):
-                    try:
-                        found.append(FileRecord(key, (top / relative).stat().st_size, ""))
-                    except FileNotFoundError:
-                        pass  # removed since
+            # What was removed since it was listed may have been replaced by something that wasn't: look again.
+            while (found := self._files_now(top, after)) is None:
+                pass
         return sorted(found, key=lambda record: record.path)
+
+    def _files_now(self, top: Path, after: str) -> list[FileRecord] | None:
+        found = []
+        for relative in files_below(top):
+            key = (top / relative).relative_to(self.root).as_posix()
+            if key > after and not relative.name.startswith(_DRAFT):
+                try:
+                    found.append(FileRecord(key, (top / relative).stat().st_size, ""))
+                except FileNotFoundError:
+                    if not os.path.lexists(top / relative):
+                        return None
+        return found
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         top = self._path(prefix) if prefix else self.root

@@ -57,9 +57,9 @@ def test_two_drains_one_after_the_other_lead_to_one_restart(cluster: RayCluster,
     nodes = [cluster.add_lone_host(f"slice-{n}") for n in range(4)]
     run = Running(tmp_path, elastic_steps, 2, scaling=LONE)
     epoch = run.until_training(2)
-    cluster.drain(nodes[0], 10.0)
+    cluster.drain(nodes[0], 20.0)
     wait_for(lambda: run.records(PreemptionSeen), "the first notice")
-    cluster.drain(nodes[1], 10.0)
+    cluster.drain(nodes[1], 20.0)
     run.until_training(2, epoch)
     run.until_steps()
     run.finish()
