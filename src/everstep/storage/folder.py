@@ -83,12 +83,12 @@ class FolderStore:
     def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
         top = self._path(prefix) if prefix else self.root
         with _told(top):
-            # What was removed since it was listed may have been replaced by something that wasn't: look again.
+            # What was removed since it was listed may have been replaced by what wasn't: look again.
             while (found := self._files_now(top, after)) is None:
                 pass
         return sorted(found, key=lambda record: record.path)
 
-    def _files_now(self, top: Path, after: str) -> list[FileRecord] | None:
+    def _files_now(self, top: Path, after: str) -> Sequence[FileRecord] | None:
         found = []
         for relative in files_below(top):
             key = (top / relative).relative_to(self.root).as_posix()
