@@ -207,7 +207,7 @@ class DamagedCheckpointError(StorageError):
     def __init__(self, checkpoint: str, file: str, damage: str) -> None:
         super().__init__(
             f"checkpoint {checkpoint} is damaged: {file} {damage}",
-            "restore an older one, or put the file back",
+            "restore an older one, or put the folder back as it was",
         )
         self.checkpoint = checkpoint
         self.file = file

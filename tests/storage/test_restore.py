@@ -126,6 +126,22 @@ def test_damage_after_the_first_look_is_seen_at_the_second(tmp_path: Path) -> No
         restore.fetch(checkpoint, cache)
 
 
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_a_file_that_was_added_is_named(tmp_path: Path, seen_before: bool) -> None:
+    checkpoint = save(open_store(tmp_path / "run"), tmp_path)
+    if seen_before:
+        restore.fetch(checkpoint, tmp_path / "cache")
+    (tmp_path / "run" / "c" / "shard-of-another").write_bytes(b"w")
+    with pytest.raises(DamagedCheckpointError, match="shard-of-another was added"):
+        restore.fetch(checkpoint, tmp_path / "cache")
+
+
+def test_what_file_systems_and_tools_leave_in_a_folder_is_no_damage(tmp_path: Path) -> None:
+    checkpoint = save(open_store(tmp_path / "run"), tmp_path)
+    (tmp_path / "run" / "c" / ".nfs0001").write_bytes(b"x")
+    assert restore.fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
+
+
 def test_a_folder_is_read_through_once_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     restore.fetch(checkpoint, tmp_path / "cache")

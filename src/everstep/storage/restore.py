@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +27,7 @@ import msgspec
 from everstep.checkpoint import METADATA_FILE
 from everstep.errors import DamagedCheckpointError, StorageError
 from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
-from everstep.storage.folder import Draft, compare, digest_of, make_private
+from everstep.storage.folder import Draft, compare, digest_of, files_below, make_private
 from everstep.storage.private import private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store
 
@@ -58,7 +58,7 @@ def default_cache() -> Path:
 
 def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
     """Compare a checkpoint with its manifest. Raises ``DamagedCheckpointError``, which names the first file
-    that is missing, truncated or changed.
+    that is missing, truncated, changed or added.
 
     What Everstep didn't upload (``Manifest.external``) isn't compared.
     """
@@ -71,6 +71,8 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
         if found is None:
             raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
         compare(checkpoint.address(), expected, found)
+    for path in _visible(sizes) - {file.path for file in manifest.files}:
+        raise DamagedCheckpointError(checkpoint.address(), path, "was added to it after it was committed")
 
     def look(expected: FileRecord) -> None:
         found = checkpoint.digest(expected.path)
@@ -188,6 +190,11 @@ def _compared(manifest: Manifest) -> list[FileRecord]:
     return [file for file in manifest.files if file.path != METADATA_FILE]
 
 
+def _visible(paths: Iterable[str]) -> set[str]:
+    """All but what has a name that begins with a dot: file systems and tools leave such files everywhere."""
+    return {path for path in paths if not any(part.startswith(".") for part in path.split("/"))}
+
+
 # ---------------------------------------------------------------------- what this host knows
 
 
@@ -229,6 +236,7 @@ class _Entry:
             mark.address == self._address
             and mark.boot == _boot_id()
             and all(_look(self.place, file.path) == file for file in mark.files)
+            and _visible(map(Path.as_posix, files_below(self.place))) <= {file.path for file in mark.files}
         )
 
     def remember(self, manifest: Manifest) -> None:
