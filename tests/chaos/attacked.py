@@ -30,6 +30,7 @@ def train(config: dict[str, Any]) -> int:
         if rank in config["savers"]:
             folder = tempfile.mkdtemp()
             (Path(folder) / f"step-{rank}").write_text(str(step))
+            (Path(folder) / f"payload-{rank}").write_bytes(bytes(config["payload"]))
             checkpoint = Checkpoint.from_directory(folder)
         # A score that jumps about: what retention keeps isn't simply the newest.
         everstep.report({"step": step, "score": step * 7919 % 101}, checkpoint=checkpoint)
@@ -48,6 +49,7 @@ if __name__ == "__main__":
             "savers": settings.get("savers", [0, 1]),
             "steps": settings.get("steps", 1_000_000),
             "step_s": settings.get("step_s", 0.02),
+            "payload": settings.get("payload", 0),
         },
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
