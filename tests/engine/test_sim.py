@@ -21,7 +21,7 @@ from everstep.engine.sim.shrink import shrink
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIXED = 1500
-FRESH = 20_000
+FRESH = 5_000
 CORES = os.cpu_count() or 1
 
 

@@ -1,0 +1,108 @@
+"""What a run has stored is removed in one place, which asks the journal."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import everstep
+from everstep.driver import journal, records
+from everstep.driver.deletions import Deletions
+from everstep.driver.lease import Lease, take
+from everstep.errors import FencedError
+from everstep.storage.asynchronous import ImmediateStore, complete
+from everstep.storage.store import Store, open_store
+
+SOURCES = Path(everstep.__file__).parent
+MAY_DELETE = (
+    "driver/deletions.py",
+    "driver/journal.py",  # its own objects, once they are in an archive
+    "storage/",  # where it is said how
+    "sim/",
+    "kube/",  # objects of Kubernetes
+)
+
+
+def deletes(path: Path) -> list[int]:
+    """Lines that remove something from a store: unlike those of collections, such calls have an argument."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [
+        call.lineno
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("delete", "clear") and call.args
+    ]
+
+
+def test_only_one_place_deletes_what_a_run_has_stored() -> None:
+    others = [
+        f"{name}:{line}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        if not (name := path.relative_to(SOURCES).as_posix()).startswith(MAY_DELETE)
+        for line in deletes(path)
+    ]
+    assert others == []
+    assert deletes(SOURCES / "driver/deletions.py")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "run")
+
+
+def owner(run: Store, pid: int) -> Lease:
+    who = records.Owner("machine", "boot", pid, 0)
+
+    def opened(number: int) -> records.Opened:
+        return records.Opened(records.FORMAT, number, who, 0.0, 0.0, "0", "run", 1, 1, "", "", "host", 15.0)
+
+    log = ImmediateStore(run)
+
+    class Now:
+        def now(self) -> float:
+            return 0.0
+
+        def wall(self) -> float:
+            return 0.0
+
+    lease = complete(take(log, opened, Now(), print, is_gone=lambda _: True, is_over=lambda _: False))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def deletions_of(run: Store, lease: Lease) -> Deletions:
+    return Deletions(ImmediateStore(run), lease.journal, lease.history)
+
+
+def give_up(lease: Lease, folder: str) -> None:
+    record = records.Deleted(0.0, folder)
+    lease.journal.append(record)
+    lease.history.apply(record)
+
+
+def test_what_the_journal_gives_up_is_removed(run: Store) -> None:
+    run.create("checkpoint_0001_000001/weights", b"w")
+    lease = owner(run, 1)
+    give_up(lease, "checkpoint_0001_000001")
+    asyncio.run(deletions_of(run, lease).remove("checkpoint_0001_000001"))
+    assert not run.exists("checkpoint_0001_000001/weights")
+    assert any(isinstance(record, records.Deleted) for record in journal.read(run))
+
+
+def test_what_the_journal_does_not_give_up_is_not_removed(run: Store) -> None:
+    run.create("checkpoint_0001_000001/weights", b"w")
+    with pytest.raises(AssertionError, match="the journal doesn't say so"):
+        asyncio.run(deletions_of(run, owner(run, 1)).remove("checkpoint_0001_000001"))
+    assert run.exists("checkpoint_0001_000001/weights")
+
+
+def test_a_driver_that_was_replaced_removes_nothing(run: Store) -> None:
+    run.create("checkpoint_0001_000001/weights", b"w")
+    replaced = owner(run, 1)
+    give_up(replaced, "checkpoint_0001_000001")
+    owner(run, 2)
+    with pytest.raises(FencedError):
+        asyncio.run(deletions_of(run, replaced).remove("checkpoint_0001_000001"))
+    assert run.exists("checkpoint_0001_000001/weights")
