@@ -214,3 +214,25 @@ def test_a_manifest_with_fewer_files_than_were_saved_is_damaged(run: Store) -> N
     tidy(run, history)
     assert history.newest is not None
     assert history.newest.ref.index == 3
+
+
+def test_a_folder_that_was_made_void_without_a_record_of_it_is_given_up(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    for rank in range(2):
+        bring(run, "checkpoint_0001_000006", rank, index=6)
+    assert complete(checkpoints.make_void(ImmediateStore(run), "checkpoint_0001_000006"))
+    tidy(run, history)
+    assert blocking.list_folders(run) == ["checkpoint_0001_000003"]
+    assert "checkpoint_0001_000006" in history.deleted
+
+
+def test_a_row_that_is_known_is_not_added_again_also_if_older_epochs_bring_some(run: Store) -> None:
+    history = History()
+    rows = [msgspec.Raw(msgspec.msgpack.encode({"loss": 6.0}))]
+    history.apply(records.Metrics(2, 6, rows))
+    for folder, epoch, index in (("checkpoint_0001_000003", 1, 3), ("checkpoint_0002_000006", 2, 6)):
+        parts = [bring(run, folder, rank, index=index, epoch=epoch) for rank in range(2)]
+        blocking.commit(run, folder, epoch, index, parts)
+    tidy(run, history)
+    assert len(history.metrics) == len({bytes(row) for row in history.metrics})
