@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -135,3 +136,20 @@ def test_something_that_is_no_file_is_not_left_out_in_silence(tmp_path: Path) ->
     os.mkfifo(source / "pipe")
     with pytest.raises(ValueError, match="neither a file nor a folder"):
         checkpoints.upload_part(open_store(tmp_path / "run"), checkpoints.Share("c", 0, 1, 1), source)
+
+
+def test_a_folder_that_is_removed_while_something_is_written_into_it_is_an_error_of_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folders.FolderStore(tmp_path)
+    publish = folders.Draft.publish
+
+    def publish_too_late(self: folders.Draft, target: Path) -> bool:
+        shutil.rmtree(target.parent)
+        return publish(self, target)
+
+    monkeypatch.setattr(folders.Draft, "publish", publish_too_late)
+    with pytest.raises(StorageError, match="was removed while manifest was written"):
+        store.create("checkpoint/manifest", b"x")
+    monkeypatch.undo()
+    assert store.create("checkpoint/manifest", b"x")

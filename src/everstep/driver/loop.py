@@ -170,11 +170,11 @@ class Driver:
     async def _close(self) -> None:
         # A driver that was replaced changes nothing on its way out: hosts, journal and registry are another's
         # now.
-        fenced = self.outcome.is_fenced
-        if not fenced:
+        if not self.outcome.is_fenced:
             self.workers.rows.flush()
             self._write(self._closing())
             await self._record_the_end()
+        fenced = self.outcome.is_fenced
         for task in [*self._tasks]:
             task.cancel()
         if not fenced:
@@ -560,7 +560,9 @@ class Ended:
 
     @property
     def is_fenced(self) -> bool:
-        return self.end is not None and self.end.outcome is c.Outcome.FENCED
+        """Also if it was found out only when the end was to be recorded."""
+        ended = self.end is not None and self.end.outcome is c.Outcome.FENCED
+        return ended or isinstance(self.unrecorded, FencedError)
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()

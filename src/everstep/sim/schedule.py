@@ -122,7 +122,7 @@ class Schedule:
         self.rules = Rules(self.disk)
         workers = rng.choice([1, 2, 3])
         savers = frozenset(range(workers)) if rng.random() < 0.6 else frozenset({0})
-        steps = rng.choice([rng.randrange(4, 20), rng.randrange(40, 100)])
+        steps = rng.randrange(4, 20) if rng.random() < 0.8 else rng.randrange(40, 100)
         self.training = Training(workers, steps, rng.choice([1, 2, 3]), rng.choice([0.2, 0.5]), savers)
         self.keep = rng.choice([None, 1, 2, 3])
         self.rules.keep = self.keep

@@ -49,7 +49,7 @@ class FolderStore:
 
     def create(self, key: str, data: bytes) -> bool:
         target = self._path(key)
-        with _told(target):
+        with _written(target):
             make_private(target.parent)
             with Draft(target.parent) as draft:
                 draft.write(memoryview(data))
@@ -61,7 +61,7 @@ class FolderStore:
 
     def replace(self, key: str, data: bytes) -> None:
         target = self._path(key)
-        with _told(target):
+        with _written(target):
             make_private(target.parent)
             with Draft(target.parent, named=True) as draft:
                 draft.write(memoryview(data))
@@ -134,7 +134,7 @@ class FolderStore:
 
     def upload(self, source: Path, key: str, owner: str, beside: int = 0) -> FileRecord | None:
         target = self._path(key)
-        with source.open("rb", buffering=0) as stream, _told(target):
+        with source.open("rb", buffering=0) as stream, _written(target):
             make_private(target.parent)
             with Draft(target.parent) as draft:
                 size, digest = pump(stream, draft.write, source.stat().st_size)
@@ -341,4 +341,17 @@ def _told(path: Path) -> Iterator[None]:
             ) from error
         raise StorageError(
             f"{path}: {error.strerror or error}", "look at the disk, or use another"
+        ) from error
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """The same, where only somebody else can make a folder go missing. It may be tried again."""
+    try:
+        with _told(path):
+            yield
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"{path.parent} was removed while {path.name} was written",
+            "leave the folder of a run alone while it runs",
         ) from error
