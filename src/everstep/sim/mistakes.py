@@ -18,11 +18,9 @@ from everstep.driver.commits import Commits
 from everstep.driver.deletions import Deletions
 from everstep.driver.journal import Journal
 from everstep.driver.repair import Repair
-from everstep.driver.takeover import LeftBehind
 from everstep.errors import StorageError
 from everstep.storage import checkpoints
 from everstep.storage.checkpoints import MANIFEST, Manifest
-from everstep.topology.slices import HostId
 
 
 @dataclass(frozen=True)
@@ -113,25 +111,6 @@ async def _archive_too_early(self: Journal) -> None:
     await self._store.delete(small)
 
 
-async def _finish_what_is_void(self: Repair, folders: list[str]) -> list[str]:
-    """A folder that was made void is whole by its parts, and can't be committed: nobody gets past that."""
-    for folder in self._unknown(folders):
-        parts = await checkpoints.whole_by_parts(self._run, folder)
-        if parts and self._is_newer(parts[0]):
-            first = parts[0]
-            ref = e.CheckpointRef(folder, first.epoch, first.index, first.group, first.generation)
-            encoded = [msgspec.json.encode(part) for part in parts]
-            self._record(folder, await checkpoints.commit(self._run, ref, encoded))
-    return []
-
-
-_know_hosts = LeftBehind.__init__
-
-
-def _know_hosts_only(self: LeftBehind, hosts: list[HostId], last_epoch: int) -> None:
-    _know_hosts(self, hosts, 0)
-
-
 MISTAKES = {
     mistake.name: mistake
     for mistake in (
@@ -183,20 +162,6 @@ MISTAKES = {
             Journal,
             "compact",
             _archive_too_early,
-        ),
-        Mistake(
-            "unfinished-void",
-            "a resume commits a folder that was made void before, fails at it, and so does every later one",
-            Repair,
-            "_finish",
-            _finish_what_is_void,
-        ),
-        Mistake(
-            "old-workers",
-            "workers of an epoch after which another one was begun are taken over",
-            LeftBehind,
-            "__init__",
-            _know_hosts_only,
         ),
     )
 }
