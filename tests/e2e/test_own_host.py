@@ -13,6 +13,8 @@ import pytest
 import everstep
 from everstep import ControllerError, FailureConfig, RunConfig, Trainer
 from everstep.engine.local.cluster import LocalCluster
+from everstep.engine.local.engine import LocalEngine
+from everstep.topology.slices import SliceName
 from processes import alive, ours, wait_for
 
 from .test_process_trees import agent_of
@@ -71,6 +73,33 @@ def test_an_agent_that_is_silent_when_a_new_driver_comes_is_replaced_and_not_dou
     output, errors = start(tmp_path, body).communicate(timeout=60)
     assert "beside it: 0" in output, errors
     assert not alive(agent)
+
+
+class ComesToLife(LocalEngine):
+    """Hears of a silent agent again at the very moment at which the machine is used anew."""
+
+    def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+        for link in self.links.values():
+            link.alive = True
+        super().reserve(reservation, slices)
+
+
+def test_an_agent_that_answers_when_it_is_too_late_is_no_capacity(tmp_path: Path) -> None:
+    engine = ComesToLife()
+    fit = Fit(
+        lambda: Trainer(
+            counts_those_beside_it,
+            train_loop_config={"here": str(tmp_path)},
+            run_config=RunConfig(
+                storage_path=str(tmp_path / "runs"), failure_config=FailureConfig(max_failures=1)
+            ),
+            engine=engine,
+        )
+    )
+    wait_for(lambda: (tmp_path / "first").exists(), "the worker")
+    os.kill(agent_of(int((tmp_path / "first").read_text().split()[1])), signal.SIGSTOP)
+    assert fit.done().return_value == 0
+    assert [host.id for host in engine._last_view if host.alive] == ["slice-1-host"]
 
 
 class Assassin:

@@ -244,10 +244,13 @@ class LocalEngine:
         """This machine is what it is: nothing can be asked to grow it."""
 
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+        if self._own is not None and self._own.slice in slices and self._own.starting:
+            self._claiming[reservation] = {self._own.host}  # it was asked for before, and is on its way
+            return
         if self._own is not None and self._own.is_vacant(slices):
             self._claiming[reservation] = {self._own.host}
             self._own.begin()
-            task = asyncio.create_task(self._start_own(self._own, reservation))
+            task = asyncio.create_task(self._start_own(self._own))
             task.add_done_callback(self._ended)
             self._tasks.append(task)
             return
@@ -257,24 +260,27 @@ class LocalEngine:
             self.claim(host)
         self._check_claims(reservation, hosts)
 
-    async def _start_own(self, own: OwnHost, reservation: int) -> None:
+    async def _start_own(self, own: OwnHost) -> None:
         host = own.host
         # Whatever was here before has no say from now on, also if it comes to life again: it is being ended.
         for link in list(self.links.values()):
             self.hearing.forget(link.host)
             self._dead[link.host] = self.links.pop(link.host)
+            link.alive = link.retiring = False
             link.close()
         try:
             await own.start()
             await self._look()
         except (EverstepError, OSError) as error:
-            if self._claiming.pop(reservation, None):
+            own.started(failed=True)
+            for reservation in [r for r, hosts in self._claiming.items() if host in hosts]:
+                del self._claiming[reservation]
                 self.sink.on_reservation_failed(reservation, str(error))
-            self.status_changed()
-            return
-        if self._claiming.get(reservation):
-            self.claim(host)
-            self._check_claims(reservation, {host})
+        else:
+            own.started(failed=False)
+            if any(host in hosts for hosts in self._claiming.values()):
+                self.claim(host)
+        self.status_changed()
 
     def _check_claims(self, reservation: int, hosts: set[HostId]) -> None:
         if self._own is not None and self._own.starting in hosts:

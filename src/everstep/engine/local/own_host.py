@@ -50,14 +50,12 @@ class OwnHost:
         self.starting, self._vacant = self.host, False
 
     async def start(self) -> None:
-        """Start its agent, once nothing of an earlier one is left."""
-        try:
-            await asyncio.get_running_loop().run_in_executor(None, self._start)
-        except BaseException:
-            self._vacant = True  # the same place, to be had again
-            raise
-        finally:
-            self.starting = ""
+        """Start its agent, once nothing of an earlier one is left. ``started`` follows."""
+        await asyncio.get_running_loop().run_in_executor(None, self._start)
+
+    def started(self, *, failed: bool) -> None:
+        """Its agent is known by now. If it could not be started, the same place is to be had again."""
+        self.starting, self._vacant = "", failed
 
     def _start(self) -> None:
         with self._one_at_a_time:
