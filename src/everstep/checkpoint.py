@@ -300,7 +300,7 @@ class Result:
         scored = [
             (score, checkpoint)
             for checkpoint, metrics in self.best_checkpoints
-            if (score := _find_metric(metrics, metric)) is not None
+            if (score := find_metric(metrics, metric)) is not None
         ]
         if not scored:
             known = (
@@ -343,7 +343,7 @@ def _address(path: str | os.PathLike[str]) -> str:
     return text.rstrip("/")
 
 
-def _find_metric(metrics: Mapping[str, Any], name: str) -> float | None:
+def find_metric(metrics: Mapping[str, Any], name: str) -> float | None:
     """The number called ``name``, or found by following ``a/b`` through nested dicts."""
     found: Any = metrics.get(name)
     if found is None and "/" in name:

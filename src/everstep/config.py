@@ -225,9 +225,11 @@ class CheckpointConfig:
     """Which checkpoints are kept. The newest always is."""
 
     num_to_keep: int | None = None
-    """How many to keep; ``None`` keeps all."""
+    """How many to keep, the best or the newest; ``None`` keeps all. The newest is kept beside the best."""
     checkpoint_score_attribute: str | None = None
-    """The metric to keep the best by; ``None`` keeps the newest. NaN scores worst."""
+    """The metric to keep the best by, in nested metrics ``"eval/loss"``; ``None`` keeps the newest. NaN
+    scores worst.
+    """
     checkpoint_score_order: Literal["max", "min"] = "max"
     delete_external: bool = False
     """Whether retention also removes the files of checkpoints that Everstep did not upload (``NO_UPLOAD``,

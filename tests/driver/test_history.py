@@ -25,11 +25,11 @@ def test_retention_never_removes_the_newest_and_never_something_better_than_what
         history.checkpoints[ref.folder] = Kept(ref, {} if value is None else {"s": value}, None)
     config = CheckpointConfig(num_to_keep=keep, checkpoint_score_attribute="s", checkpoint_score_order=order)  # type: ignore[arg-type]
     gone = to_delete(history, config)
-    assert len(gone) == max(0, len(values) - keep)
     if not values:
         return
     newest = f"c{len(values) - 1}"
     assert newest not in gone
+    assert max(0, len(values) - keep - 1) <= len(gone) <= max(0, len(values) - keep)
     sign = 1 if order == "max" else -1
 
     def worth(folder: str) -> float:
@@ -38,6 +38,27 @@ def test_retention_never_removes_the_newest_and_never_something_better_than_what
 
     kept = [folder for folder in history.checkpoints if folder not in gone and folder != newest]
     assert all(worth(k) >= worth(g) for k in kept for g in gone)
+
+
+def scored(*scores: float) -> History:
+    history = History()
+    for n, score in enumerate(scores):
+        ref = CheckpointRef(f"c{n}", 1, n, order=n)
+        history.checkpoints[ref.folder] = Kept(ref, {"eval": {"loss": score}}, None)
+    return history
+
+
+def test_the_best_is_kept_beside_the_newest() -> None:
+    best = CheckpointConfig(1, "eval/loss", "min")
+    assert to_delete(scored(3.0, 1.0, 2.0), best) == ["c0"]
+    assert to_delete(scored(3.0, 2.0, 1.0), best) == ["c0", "c1"]
+    assert to_delete(scored(3.0, 2.0, 1.0), CheckpointConfig(1)) == ["c0", "c1"]
+
+
+def test_checkpoints_are_ranked_with_the_best_last() -> None:
+    ranked = scored(3.0, 1.0, math.nan, 2.0).ranked("eval/loss", "min")
+    assert [kept.ref.folder for kept in ranked] == ["c2", "c0", "c3", "c1"]
+    assert [kept.ref.folder for kept in scored(3.0, 1.0).ranked(None, "max")] == ["c0", "c1"]
 
 
 def opened(lease: int, at: float, wall: float) -> records.Opened:

@@ -225,10 +225,11 @@ def test_retention_keeps_the_best_and_always_the_newest(tmp_path: Path) -> None:
         workers=1,
         checkpoint_config=CheckpointConfig(num_to_keep=3, checkpoint_score_attribute="score"),
     )
-    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [5.0, 4.0, 1.0]
+    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [1.0, 3.0, 4.0, 5.0]
+    assert [m for _, m in Result.from_path(result.path).best_checkpoints][-1] == {"score": 5.0}
     assert result.checkpoint is not None
     assert (Path(result.checkpoint.path) / "weights").read_text() == "1.0"
-    assert len([p for p in Path(result.path).iterdir() if p.name.startswith("checkpoint_")]) == 3
+    assert len([p for p in Path(result.path).iterdir() if p.name.startswith("checkpoint_")]) == 4
 
 
 def test_a_checkpoint_dir_name_used_again_by_a_rewound_run_gets_a_suffix(tmp_path: Path) -> None:

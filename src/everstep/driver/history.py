@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.checkpoint import Checkpoint, Result
+from everstep.checkpoint import Checkpoint, Result, find_metric
 from everstep.config import CheckpointConfig
 from everstep.control.checkpoints import Checkpoints
 from everstep.control.commands import (
@@ -214,6 +214,16 @@ class History:
         """The checkpoints that there are, as they became complete. Commits may end in another order."""
         return sorted(self.checkpoints.values(), key=lambda kept: (kept.ref.epoch, kept.ref.order))
 
+    def ranked(self, attribute: str | None, order: str) -> list[Kept]:
+        """The best last, or the newest where nothing ranks them. Who has no score, or NaN, is worst."""
+        sign = 1.0 if order == "max" else -1.0
+
+        def worth(kept: Kept) -> float:
+            score = find_metric(kept.metrics, attribute) if attribute is not None else None
+            return -math.inf if score is None or math.isnan(score) else sign * score
+
+        return sorted(self.in_order(), key=worth)
+
     @property
     def newest(self) -> Kept | None:
         """By the controller's own rule."""
@@ -234,7 +244,8 @@ def log_folder(run: Store) -> Path:
 
 def result_of(run: Store, history: History, options: Mapping[str, str] | None = None) -> Result:
     """A run's result, from its history."""
-    newest = history.newest
+    newest, opened = history.newest, history.opened
+    ranked = history.ranked(opened.score, opened.score_order) if opened is not None else history.in_order()
 
     def checkpoint(kept: Kept) -> Checkpoint:
         return Checkpoint(kept.address(run), storage_options=options)
@@ -245,7 +256,7 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
         checkpoint=checkpoint(newest) if newest is not None else None,
         error=TrainingFailedError(history.message) if history.outcome == "failed" else None,
         path=run.address(),
-        best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in history.in_order()],
+        best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in ranked],
         metrics_history=rows,
         return_value=msgspec.msgpack.decode(history.value) if history.value else None,
     )
@@ -274,21 +285,11 @@ def plain_value(value: Any) -> bytes | None:
 
 
 def to_delete(history: History, config: CheckpointConfig) -> list[str]:
-    """The checkpoints that retention lets go of: the worst by score, or the oldest. Never the newest."""
-    keep = config.num_to_keep
-    newest = history.newest
-    if keep is None or newest is None or len(history.checkpoints) <= keep:
+    """The checkpoints that retention lets go of: all but the ``num_to_keep`` best, or newest where nothing
+    ranks them. Never the newest.
+    """
+    if config.num_to_keep is None:
         return []
-    attribute = config.checkpoint_score_attribute
-    sign = 1.0 if config.checkpoint_score_order == "max" else -1.0
-
-    def worth(kept: Kept) -> tuple[float, int, int]:
-        score = -math.inf
-        if attribute is not None:
-            value = kept.metrics.get(attribute)
-            if isinstance(value, (int, float)) and not math.isnan(value):
-                score = sign * value
-        return (score, kept.ref.epoch, kept.ref.index)
-
-    others = sorted((k for k in history.checkpoints.values() if k is not newest), key=worth, reverse=True)
-    return [kept.ref.folder for kept in others[max(keep - 1, 0) :]]
+    newest = history.newest
+    ranked = history.ranked(config.checkpoint_score_attribute, config.checkpoint_score_order)
+    return [kept.ref.folder for kept in ranked[: -config.num_to_keep] if kept is not newest]

@@ -66,6 +66,9 @@ class Opened(Entry, frozen=True):
     """No two drivers write the same bytes: a driver that reads its own back knows that it won."""
     ttl_s: float = 0.0
     """Silence after which another driver may take the run: this owner renews its lease more often."""
+    score: str | None = None
+    """The metric that checkpoints are ranked by (``CheckpointConfig.checkpoint_score_attribute``)."""
+    score_order: str = "max"
 
 
 class Renewed(Entry, frozen=True):

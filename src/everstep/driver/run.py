@@ -114,6 +114,8 @@ def run_training(spec: RunSpec) -> Result:
             config,
             secrets.token_hex(8),
             spec.run.lease_ttl_s,
+            spec.run.checkpoint_config.checkpoint_score_attribute,
+            spec.run.checkpoint_config.checkpoint_score_order,
         )
 
     def is_over(history: History) -> bool:
