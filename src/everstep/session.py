@@ -29,6 +29,7 @@ from everstep.checkpoint import (
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
 from everstep.storage import checkpoints as store, restore, snapshots
+from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
 
 if TYPE_CHECKING:
@@ -151,6 +152,11 @@ class Session:
             raw = _encode_metrics(metrics)
             if len(bytes(raw)) > wire.MAX_PAYLOAD:
                 raise _too_large(metrics, len(bytes(raw)))
+        if delete_local is None:
+            delete_local = mode.default_delete_local_checkpoint_after_upload()
+        uploads = mode is not CheckpointUploadMode.NO_UPLOAD and upload_fn is None
+        if uploads and checkpoint is not None and os.path.isdir(checkpoint.path):
+            check_source(Path(checkpoint.path), self._run, delete=delete_local)
         self._index += 1
         index = self._index
         restored, self._restored = self._restored, 0.0
@@ -159,8 +165,6 @@ class Session:
             return
         self._wait_for_the_others(index)
         folder = self._folder(dir_name, index)
-        if delete_local is None:
-            delete_local = mode.default_delete_local_checkpoint_after_upload()
         job: Path | None = None
         part: Part | None = None
         try:

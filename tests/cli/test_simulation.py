@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -126,6 +127,13 @@ def test_a_question_that_makes_no_sense_is_refused_with_what_to_do(
     assert ran.exit_code != 0
     assert told in ran.output
     assert "Traceback" not in ran.output
+
+
+def test_a_trace_is_simulated_for_as_long_as_it_tells_of(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("0,add,a\n0,add,b\n36000000,remove,b\n")
+    ran = everstep("simulate", "--slices", "2", "--trace", str(file), "--no-advice", "--json")
+    assert json.loads(ran.output)["question"]["days"] == pytest.approx(10 / 24)
 
 
 def test_times_of_a_recovery_can_be_given() -> None:

@@ -22,6 +22,7 @@ from everstep import (
     Trainer,
     TrainingFailedError,
     UserCallback,
+    WorkerGroupError,
     get_context,
     report,
 )
@@ -146,6 +147,15 @@ def test_asynchronous_uploads_are_there_when_the_run_ends(tmp_path: Path) -> Non
     assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0, 1, 2, 3, 4]
     assert result.checkpoint is not None
     assert (Path(result.checkpoint.path) / "shard-1").read_text() == "4"
+
+
+def test_a_report_of_the_folder_of_all_runs_is_refused_and_nothing_is_removed(tmp_path: Path) -> None:
+    def function() -> None:
+        report({}, checkpoint=Checkpoint(str(tmp_path)), delete_local_checkpoint_after_upload=True)
+
+    with pytest.raises(WorkerGroupError, match="is the folder of a run"):
+        fit(function, tmp_path, workers=1, name="all")
+    assert (tmp_path / "all" / "journal").is_dir()
 
 
 def test_a_checkpoint_that_everstep_does_not_upload_keeps_its_address(tmp_path: Path) -> None:

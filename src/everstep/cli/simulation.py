@@ -219,7 +219,11 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
 @click.option("--spares", type=click.IntRange(min=0), help="Slices more than the job wants.")
 @click.option("--min-slices", type=click.IntRange(min=1), help="Elastic: train on with as few as this.")
 @click.option("--replica-groups/--no-replica-groups", default=None, help="Each slice is a copy of the model.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long.")
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long. With a trace: as long as that tells of.",
+)
 @click.option("--step-s", type=click.FloatRange(min=0, min_open=True), help="Seconds a step.")
 @click.option(
     "--checkpoint-every-s", type=click.FloatRange(min=0, min_open=True), help="Between checkpoints."
@@ -300,6 +304,7 @@ def simulate(
 def _question(preset: str | None, given: dict[str, Any]) -> Question:
     import msgspec
 
+    from everstep.engine.sim.forecast.outages import TraceError, load_trace
     from everstep.engine.sim.forecast.presets import PRESETS
     from everstep.engine.sim.forecast.question import Question
 
@@ -313,6 +318,12 @@ def _question(preset: str | None, given: dict[str, Any]) -> Question:
         )
     else:
         question = Question(**{"mtbf_h": None if "trace" in given else 5000.0, **given})
+    if "trace" in given and "days" not in given:
+        try:
+            end = load_trace(given["trace"])[-1].at
+        except (TraceError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+        question = msgspec.structs.replace(question, days=max(end, 1.0) / 86400.0)
     if question.trace is not None and question.hosts_per_slice != 1:
         raise click.UsageError("a trace tells of single hosts: it needs --hosts-per-slice 1")
     if question.min_slices is not None and question.min_slices > question.slices:

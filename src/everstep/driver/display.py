@@ -138,7 +138,8 @@ def describe(record: c.Record) -> str:
         case c.FailureSeen():
             failure = record.failure
             # An echo says nothing that the cause doesn't; where it is all there is, the decision names it.
-            return "" if failure.echo else f"{_who(failure)} failed: {failure.kind.value}: {failure.message}"
+            who = f"{_who(failure)} failed: " if _who(failure) else ""
+            return "" if failure.echo else f"{who}{failure.kind.value}: {failure.message}"
         case c.RecoveryDecided():
             left = "no limit" if record.limit < 0 else f"{record.spent} of {record.limit}"
             pause = f", after {record.pause_s:g} s" if record.pause_s else ""
@@ -187,12 +188,15 @@ def cause_of(record: c.Recovered | c.RecoveryDecided) -> str:
     if cause is None:
         return "resize"
     # A preemption's message names the slice, which is what goes.
-    whole = cause.kind is Kind.PREEMPTED and cause.rank is None
+    whole = (cause.kind is Kind.PREEMPTED and cause.rank is None) or not _who(cause)
     return cause.message if whole else f"{_who(cause)}: {cause.message}"
 
 
 def _who(failure: Failure) -> str:
-    return f"rank {failure.rank}" if failure.rank is not None else f"host {failure.host}"
+    """Nobody, if nobody in particular failed: a reservation, for example."""
+    if failure.rank is not None:
+        return f"rank {failure.rank}"
+    return f"host {failure.host}" if failure.host is not None else ""
 
 
 def count(number: int, what: str) -> str:

@@ -1,0 +1,50 @@
+"""Which folders may be reported as checkpoints: none that holds a run, and none of a run that is removed
+afterwards.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from everstep.errors import ConfigError
+from everstep.storage.store import Store
+
+_JOURNAL = "journal"
+
+
+def check_source(source: Path, run: Store, *, delete: bool) -> None:
+    """Raise ``ConfigError`` if uploading this folder, or removing it after that, would take a run with it."""
+    found = _run_within(source, run)
+    if found is not None:
+        raise ConfigError(
+            f"report(checkpoint=Checkpoint({str(source)!r})): {found} is the folder of a run",
+            "save into a folder of the checkpoint's own, for example tempfile.mkdtemp()",
+            "checkpoint",
+        )
+    above = next((folder for folder in source.resolve().parents if _is_run(folder)), None)
+    if delete and above is not None:
+        raise ConfigError(
+            f"report(checkpoint=Checkpoint({str(source)!r}), delete_local_checkpoint_after_upload=True): it "
+            f"belongs to the run {above}",
+            "leave delete_local_checkpoint_after_upload=False, or report a copy",
+            "delete_local_checkpoint_after_upload",
+        )
+
+
+def _run_within(source: Path, run: Store) -> Path | None:
+    """The first folder of a run that this one is, or has in it."""
+    source = source.resolve()
+    if run.is_local:
+        ours = Path(run.address()).resolve()
+        if ours == source or source in ours.parents:
+            return ours
+    below = (folder for folder in source.iterdir() if folder.is_dir())
+    return next((folder for folder in (source, *below) if _is_run(folder)), None)
+
+
+def _is_run(folder: Path) -> bool:
+    journal = folder / _JOURNAL
+    try:
+        return any(entry.name.isdigit() and len(entry.name) == 10 for entry in journal.iterdir())
+    except OSError:
+        return False  # there is none, or none that is ours
