@@ -198,7 +198,14 @@ class RunOwnedError(TrainingFailedError):
 
 
 class FencedError(TrainingFailedError):
-    """Another driver has taken this run over. This one has stopped, and changed nothing since."""
+    """Another driver, the ``holder``, has taken this run over. This one has stopped, and changed nothing
+    since.
+    """
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"the run was taken over by {holder}")
+        self.holder = holder
+        self.args = (holder,)
 
 
 class DamagedCheckpointError(StorageError):

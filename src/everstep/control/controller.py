@@ -141,7 +141,8 @@ class Controller:
         if event.adopted is not None:
             self._adopt(event.adopted, event.at)
             return
-        restart = self._recovery.begin([], full=True, incident=None, reason="first start", at=event.at)
+        reason = "resumed" if event.last_epoch else "first start"
+        restart = self._recovery.begin([], full=True, incident=None, reason=reason, at=event.at)
         self._recovery.placing.place(restart, event.at)
 
     def _adopt(self, adopted: e.Adopted, at: float) -> None:
@@ -175,7 +176,7 @@ class Controller:
         # A fenced driver changes nothing: no stop, no release. Who has the lease now owns all of it.
         self.run.phase = Phase.ENDED
         self.run.restarts.clear()
-        self.run.do(c.EndRun(Outcome.FENCED, None, (), f"the run is now owned by {event.holder}"))
+        self.run.do(c.EndRun(Outcome.FENCED, None, (), event.holder))
 
     # ------------------------------------------------------------------ capacity, reservations, hosts
 

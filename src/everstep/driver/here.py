@@ -125,7 +125,7 @@ def run_here(spec: RunSpec, name: str, run: Store, lease: Lease, say: Callable[[
         assignment=here,
         member=member,
         checkpoint=newest.ref.folder if newest is not None else None,
-        reason="first start",
+        reason="resumed" if epoch > 1 else "first start",
         log_path="",
         seed=0,
         start_timeout_s=limits.start_s,

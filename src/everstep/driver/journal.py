@@ -123,7 +123,7 @@ class Journal:
         scan = await scan_journal(self._store)
         openings = [record for record in scan.records() if isinstance(record, Opened)]
         by = str(openings[-1].owner) if openings else "another driver"
-        self._lost = FencedError(f"the run was taken over by {by}")
+        self._lost = FencedError(by)
         return self._lost
 
     # ------------------------------------------------------------------ compaction

@@ -209,7 +209,7 @@ class Driver:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, FencedError):
-            self.emit(e.LeaseLost(at=self._clock.now(), holder=error.message))
+            self.emit(e.LeaseLost(at=self._clock.now(), holder=error.holder))
         elif error is not None:
             self.on_broken(error)
 

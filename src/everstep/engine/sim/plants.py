@@ -128,7 +128,7 @@ def _accept_stale(self: Run, event: e.WorkerEvent) -> Group | None:
 
 def _fenced_acts(self: Controller, event: e.LeaseLost) -> None:
     """The user is told, and the brain goes on as if the run were still its own."""
-    self.run.do(c.EndRun(Outcome.FENCED, None, (), f"the run is now owned by {event.holder}"))
+    self.run.do(c.EndRun(Outcome.FENCED, None, (), event.holder))
 
 
 def _release_twice(self: Fleet, slices: Iterable[str]) -> None:
