@@ -23,7 +23,9 @@ def train(config: dict[str, Any]) -> int:
             step = int((Path(folder) / "step-0").read_text())
     with Path(config["scratch"], "restored").open("a") as out:
         out.write(f"{rank} {step}\n")
-    while step < config["steps"] and not Path(config["scratch"], "enough").exists():
+    enough = Path(config["scratch"], "enough")
+    # Rank 0 says when to end: a rank that looked a moment later would leave the others waiting for it.
+    while step < config["steps"] and not everstep.collective.broadcast_from_rank_zero(enough.exists()):
         step += 1
         time.sleep(config["step_s"])
         checkpoint = None
@@ -34,7 +36,6 @@ def train(config: dict[str, Any]) -> int:
             checkpoint = Checkpoint.from_directory(folder)
         # A score that jumps about: what retention keeps isn't simply the newest.
         everstep.report({"step": step, "score": step * 7919 % 101}, checkpoint=checkpoint)
-        everstep.collective.barrier()
     return step
 
 
