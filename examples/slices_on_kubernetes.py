@@ -52,12 +52,12 @@ def train_fn(config: dict[str, Any]) -> None:
                 progress.write(f"{step} {context.get_world_size()}\n")
         with tempfile.TemporaryDirectory() as folder:
             kept = None
-            if first and (step % 20 == 0 or train.should_checkpoint()):
+            if first and (step % 10 == 0 or train.should_checkpoint()):
                 np.savez(Path(folder) / "state.npz", w=w, step=step)
                 kept = train.Checkpoint.from_directory(folder)
             train.report({"step": step, "workers": context.get_world_size()}, checkpoint=kept)
         step += 1
-        time.sleep(0.05)  # so small a model would take all of the machine that starts new nodes meanwhile
+        time.sleep(0.2)  # so small a model would take all of the machine that starts new nodes meanwhile
 
 
 def train_on(address: str, folder: str) -> None:
@@ -153,7 +153,7 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
             return int(step), int(count)
         return -1, 0
 
-    until(lambda: workers()[0] > 40 and workers()[1] == 4, "training on both slices")
+    until(lambda: workers()[0] > 10 and workers()[1] == 4, "training on both slices")
     say(f"step {workers()[0]} with 4 workers on 2 slices")
     label = f"ray.io/group={GROUP},ray.io/worker-group-replica-index=1"
     before = set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
@@ -169,7 +169,7 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
     until(lambda: workers()[1] == 4, "training on both slices again")
     step = workers()[0]
     say(f"step {step} with 4 workers again")
-    until(lambda: workers()[0] > step + 20, "some more steps")
+    until(lambda: workers()[0] > step + 5, "some more steps")
     Path(folder, "stop").touch()
     driver.wait(LIMIT_S)
     assert driver.returncode == 0, Path(folder, "train.log").read_text()[-3000:]

@@ -173,7 +173,7 @@ def elastic_steps(config: dict[str, Any]) -> int:
         saves = rank == 0 and (train.should_checkpoint() if due == "asked" else step % due == 0)
         train.report({"step": step, "world": world}, checkpoint=save_step(step) if saves else None)
         note(config, step=step, saved=saves, **facts)
-        time.sleep(config.get("pause_s", 0.05))
+        time.sleep(config.get("pause_s", 0.2))
 
 
 def torchft_steps(config: dict[str, Any]) -> str:
