@@ -373,3 +373,12 @@ def test_an_asynchronous_report_that_returned_survives_its_workers_sigkill(tmp_p
         function, tmp_path, workers=2, config={}, failure_config=everstep.FailureConfig(max_failures=1)
     )
     assert result.return_value == 7
+
+
+def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(tmp_path: Path) -> None:
+    def function() -> None:
+        if get_context().get_world_rank() == 0:
+            everstep.collective.barrier()
+
+    with pytest.raises(WorkerGroupError, match="rank 0 waited in a barrier.*rank 1 will not come"):
+        fit(function, tmp_path)

@@ -268,6 +268,7 @@ class Workers:
             case wire.Returned():
                 stream.returned = True
                 self.talk.agreement.returned(rank)
+                self.talk.meetings[stream.assignment.group_id].returned(rank)
                 self.results.returned(rank, word)
                 self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.Raised():
@@ -377,7 +378,8 @@ class Talk:
         """Collectives of this group count from here on; or from where an earlier driver has seen them."""
         members = [s for s in streams if s.assignment.group_id == group]
         meeting = self.meetings[group] = Meeting(self._tell)
-        meeting.restart({s.assignment.rank for s in members}, epoch, max(s.turn for s in members))
+        returned = {s.assignment.rank for s in members if s.returned}
+        meeting.restart({s.assignment.rank for s in members}, epoch, max(s.turn for s in members), returned)
 
     def waits(self, group: int, rank: int, turn: int) -> bool:
         """Whether this question of this rank is still to be answered."""

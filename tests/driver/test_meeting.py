@@ -1,0 +1,66 @@
+"""Collectives of the control plane: answered once all have asked, and never waited for in vain."""
+
+from __future__ import annotations
+
+from everstep.agent import wire
+from everstep.driver.meeting import Meeting
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.answers: dict[int, wire.Answer] = {}
+
+    def tell(self, epoch: int, ranks: list[int], word: wire.AnyToWorker) -> None:
+        assert isinstance(word, wire.Answer)
+        for rank in ranks:
+            self.answers[rank] = word
+
+
+def barrier(turn: int) -> wire.Ask:
+    return wire.Ask(seq=turn, what="barrier", body=b"", turn=turn)
+
+
+def a_meeting(*ranks: int, returned: tuple[int, ...] = ()) -> tuple[Meeting, Heard]:
+    heard = Heard()
+    meeting = Meeting(heard.tell)
+    meeting.restart(set(ranks), epoch=1, returned=returned)
+    return meeting, heard
+
+
+def test_all_are_answered_once_the_last_has_asked() -> None:
+    meeting, heard = a_meeting(0, 1)
+    meeting.ask(0, barrier(1))
+    assert not heard.answers
+    meeting.ask(1, barrier(1))
+    assert [answer.error for answer in heard.answers.values()] == ["", ""]
+
+
+def test_who_waits_for_a_rank_that_has_returned_is_told_so() -> None:
+    meeting, heard = a_meeting(0, 1, 2)
+    meeting.ask(0, barrier(1))
+    meeting.returned(1)
+    assert "rank 1 will not come" in heard.answers[0].error
+    meeting.ask(2, barrier(1))
+    assert heard.answers[2].error == heard.answers[0].error
+
+
+def test_who_comes_after_a_rank_has_returned_is_told_at_once() -> None:
+    meeting, heard = a_meeting(0, 1)
+    meeting.returned(1)
+    meeting.ask(0, barrier(1))
+    assert "rank 1 will not come" in heard.answers[0].error
+
+
+def test_a_rank_that_returned_under_an_earlier_driver_is_waited_for_no_more_either() -> None:
+    meeting, heard = a_meeting(0, 1, returned=(1,))
+    meeting.ask(0, barrier(1))
+    assert "rank 1 will not come" in heard.answers[0].error
+
+
+def test_a_rank_that_returns_after_the_last_collective_disturbs_nobody() -> None:
+    meeting, heard = a_meeting(0, 1)
+    meeting.ask(0, barrier(1))
+    meeting.ask(1, barrier(1))
+    meeting.returned(0)
+    meeting.returned(1)
+    assert [answer.error for answer in heard.answers.values()] == ["", ""]
