@@ -67,7 +67,6 @@ def nothing_is_left_over() -> Iterator[None]:
         wait_for(
             lambda: set(ours()) <= before,
             f"the end of {[v for k, v in ours().items() if k not in before]}",
-            10.0,
         )
     finally:
         # What a test that failed left over is its own failure, not the next test's, and not the machine's.

@@ -11,6 +11,9 @@ from pathlib import Path
 # Every process that this pytest process starts, and all that those start, inherits this.
 MARK = f"EVERSTEP_TEST_SESSION={os.environ['EVERSTEP_TEST_SESSION']}".encode()
 
+LIMIT_S = 600.0
+"""How long a test waits for anything. It ends tests that have failed already, on however busy a machine."""
+
 
 def ours() -> dict[int, str]:
     """Live processes that descend from these tests, by pid."""
@@ -57,11 +60,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(
-    condition: Callable[[], object], what: str, timeout_s: float = 30.0, look_s: float = 0.05
-) -> None:
-    """Wait until it is true. The limit only ends a test that has already failed."""
-    deadline = time.monotonic() + timeout_s
+def wait_for(condition: Callable[[], object], what: str, *, look_s: float = 0.05) -> None:
+    """Wait until it is true."""
+    deadline = time.monotonic() + LIMIT_S
     while not condition():
-        assert time.monotonic() < deadline, f"not seen within {timeout_s:g} s: {what}"
+        assert time.monotonic() < deadline, f"not seen within {LIMIT_S:g} s: {what}"
         time.sleep(look_s)

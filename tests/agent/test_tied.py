@@ -13,7 +13,7 @@ import pytest
 
 from everstep.agent import kernel
 from everstep.agent.host import READY, SOCKET
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 
 class Tied:
@@ -40,7 +40,7 @@ class Tied:
     def let_go(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_the_next_one_waits_until_nothing_is_left_of_the_one_before(base: Path, 
         first.let_go()
     else:
         os.kill(agent, signal.SIGKILL)
-        first.process.wait(30)
+        first.process.wait(LIMIT_S)
     wait_for(second.listens, "the second agent")
     assert not alive(agent)
     assert not first.folder.exists()

@@ -102,12 +102,12 @@ def hunt(storage: dict[str, Any], rounds: int, rng: random.Random, tmp_path: Pat
         log = (tmp_path / f"round-{n}.log").open("w")
         process = subprocess.Popen([sys.executable, hunted, settings], stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda driver=process.pid: drives(name, driver), f"a driver in round {n}", 60)
+            wait_for(lambda driver=process.pid: drives(name, driver), f"a driver in round {n}")
             found = committed_in(run)
             assert kept <= found, f"round {n}: {kept - found} are gone"
             kept = found
             wait_for(
-                lambda before=kept: committed_in(run) > before, f"a new checkpoint in round {n}", 60, 0.5
+                lambda before=kept: committed_in(run) > before, f"a new checkpoint in round {n}", look_s=0.5
             )
             target = rng.choice(TARGETS)
             pause = rng.random() * 0.3
@@ -134,7 +134,7 @@ def hunt(storage: dict[str, Any], rounds: int, rng: random.Random, tmp_path: Pat
             assert kept <= now, f"round {n}: {kept - now} are gone after the death of {target}"
             kept = now
             if target not in ("driver", "everything"):
-                wait_for(lambda before=kept: committed_in(run) > before, f"recovery in round {n}", 60, 0.5)
+                wait_for(lambda before=kept: committed_in(run) > before, f"recovery in round {n}", look_s=0.5)
         finally:
             process.kill()
             process.wait()

@@ -16,7 +16,7 @@ import pytest
 
 from everstep.driver import journal
 from everstep.driver.history import read_history
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 from .running import Attacked, everything_is_whole, worker_of
 
@@ -51,16 +51,16 @@ def nothing_yet(attacked: Attacked, driver: subprocess.Popen[str]) -> None:
 
 
 def training(attacked: Attacked, driver: subprocess.Popen[str]) -> None:
-    wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+    wait_for(lambda: attacked.has_more_than(3), "checkpoints")
 
 
 def compacting(attacked: Attacked, driver: subprocess.Popen[str]) -> None:
     log = attacked.run.child(journal.FOLDER)
-    wait_for(lambda: any(f.path.startswith("archive-") for f in log.list()), "an archive", 60, 0.001)
+    wait_for(lambda: any(f.path.startswith("archive-") for f in log.list()), "an archive", look_s=0.001)
 
 
 def nearly_done(attacked: Attacked, driver: subprocess.Popen[str]) -> None:
-    wait_for(lambda: attacked.has_more_than(35), "nearly the end", 120)
+    wait_for(lambda: attacked.has_more_than(35), "nearly the end")
 
 
 PHASES: dict[str, Callable[[Attacked, subprocess.Popen[str]], None]] = {
@@ -110,7 +110,7 @@ def test_a_disk_that_was_full_or_broken_for_a_while_costs_nothing_that_was_commi
     assert attacked.newest() >= before
     if code != 0 or attacked.newest() < 40:
         assert SAYS[what] in attacked.log()
-        assert attacked.start().wait(180) == 0, attacked.log()[-2000:]
+        assert attacked.start().wait(LIMIT_S) == 0, attacked.log()[-2000:]
     assert read_history(attacked.run).outcome == "finished", attacked.log()[-2000:]
     assert attacked.newest() == 40
     everything_is_whole(attacked.run)
@@ -130,7 +130,7 @@ def test_a_run_on_a_slow_disk_finishes(tmp_path: Path, phase: str) -> None:
     disk.is_now(SLOW)
     if phase == "restart":
         os.kill(worker_of(driver), signal.SIGKILL)
-    assert driver.wait(300) == 0, attacked.log()[-2000:]
+    assert driver.wait(LIMIT_S) == 0, attacked.log()[-2000:]
     assert read_history(attacked.run).outcome == "finished"
     assert attacked.newest() == 40
     everything_is_whole(attacked.run)
@@ -145,9 +145,9 @@ def test_sigterm_ends_a_driver_whatever_the_disk_does(tmp_path: Path, what: str)
     training(attacked, driver)
     disk.is_now(what)
     driver.send_signal(signal.SIGTERM)
-    assert driver.wait(60) in (143, 1), attacked.log()[-2000:]
+    assert driver.wait(LIMIT_S) in (143, 1), attacked.log()[-2000:]
     disk.is_now("")
     newest = attacked.newest()
-    assert attacked.start().wait(180) == 0, attacked.log()[-2000:]
+    assert attacked.start().wait(LIMIT_S) == 0, attacked.log()[-2000:]
     assert min(step for _, step in attacked.restored()[-2:]) >= newest
     assert attacked.newest() == 40

@@ -15,7 +15,7 @@ import pytest
 
 from everstep.driver import journal
 from everstep.driver.history import read_history
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 from storage import blocking
 from storage.faults import Fault, FaultyProxy
 from storage.server import S3Server
@@ -46,23 +46,23 @@ def test_a_driver_that_sleeps_through_a_take_over_and_a_compaction_is_fenced_and
 ) -> None:
     attacked = Attacked(tmp_path, keep=3, ttl_s=1.0)
     driver = attacked.start()
-    wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+    wait_for(lambda: attacked.has_more_than(3), "checkpoints")
     for n in range(rounds):
         later = attacked.newest() + rng.randrange(3)
-        wait_for(partial(attacked.has_more_than, later), "a random instant", 60, 0.001)
+        wait_for(partial(attacked.has_more_than, later), "a random instant", look_s=0.001)
         driver.send_signal(signal.SIGSTOP)
         asleep_at = max(numbers(attacked.run))
         sleeper, driver = driver, attacked.start()
-        wait_for(partial(attacked.is_compacted_beyond, asleep_at + 1), f"a compaction in round {n}", 60)
+        wait_for(partial(attacked.is_compacted_beyond, asleep_at + 1), f"a compaction in round {n}")
         kept = everything_is_whole(attacked.run)
         sleeper.send_signal(signal.SIGCONT)
-        assert sleeper.wait(60) == 1, "it is fenced"
+        assert sleeper.wait(LIMIT_S) == 1, "it is fenced"
         history = read_history(attacked.run)
         gone = kept - {*history.checkpoints} - history.deleted
         assert not gone, f"round {n}: {gone} are gone, and the journal doesn't say so"
         everything_is_whole(attacked.run)
     attacked.enough()
-    assert driver.wait(60) == 0, attacked.log()
+    assert driver.wait(LIMIT_S) == 0, attacked.log()
 
 
 # ---------------------------------------------------------------------- power cuts
@@ -80,11 +80,11 @@ def test_after_a_power_cut_training_goes_on_from_the_newest_manifest(
     newest = 0
     for n in range(cuts + 1):
         driver = attacked.start()
-        wait_for(partial(attacked.has_restored, 2 * (n + 1)), f"a start after cut {n}", 60)
+        wait_for(partial(attacked.has_restored, 2 * (n + 1)), f"a start after cut {n}")
         found = {step for _, step in attacked.restored()[-2:]}
         assert len(found) == 1, "all ranks begin at one step"
         assert min(found) >= newest, f"cut {n}: step {newest} was committed, and {found} is restored"
-        wait_for(partial(attacked.has_more_than, newest + rng.randrange(5)), "a random instant", 60, 0.001)
+        wait_for(partial(attacked.has_more_than, newest + rng.randrange(5)), "a random instant", look_s=0.001)
         driver.kill()
         kill_everything()
         driver.wait()
@@ -101,16 +101,16 @@ def test_sigterm_ends_a_driver_while_storage_is_away(tmp_path: Path, s3: S3Serve
         place = {"storage_path": f"s3://{s3.bucket()}/runs", "storage_options": s3.options(proxy.port)}
         attacked = Attacked(tmp_path, place)
         driver = attacked.start()
-        wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+        wait_for(lambda: attacked.has_more_than(3), "checkpoints")
         proxy.always(fault)
         driver.send_signal(signal.SIGTERM)
-        assert driver.wait(60) == 143, attacked.log()
+        assert driver.wait(LIMIT_S) == 143, attacked.log()
         assert "could not be recorded" in attacked.log()
         proxy.always(None)
         newest = attacked.newest()
         attacked.enough()
         resumed = attacked.start()
-        assert resumed.wait(120) == 0, attacked.log()
+        assert resumed.wait(LIMIT_S) == 0, attacked.log()
         assert min(step for _, step in attacked.restored()[-2:]) >= newest
 
 
@@ -128,14 +128,14 @@ def test_a_run_finishes_although_storage_was_away(
             timer.begin()
         driver = attacked.start()
         if when == "training":
-            wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+            wait_for(lambda: attacked.has_more_than(3), "checkpoints")
             timer.begin()
         elif when == "restart":
-            wait_for(lambda: attacked.has_more_than(3), "checkpoints", 60)
+            wait_for(lambda: attacked.has_more_than(3), "checkpoints")
             timer.begin()
             os.kill(worker_of(driver), signal.SIGKILL)
         elif when == "finish":
-            wait_for(lambda: attacked.has_more_than(55), "nearly the end", 120)
+            wait_for(lambda: attacked.has_more_than(55), "nearly the end")
             timer.begin()
         assert driver.wait(away_s + 180) == 0, attacked.log()
         timer.join()
@@ -165,17 +165,17 @@ class Away:
 def test_a_run_whose_folder_is_removed_saves_anew_and_can_be_resumed(tmp_path: Path) -> None:
     attacked = Attacked(tmp_path)
     driver = attacked.start()
-    wait_for(lambda: attacked.has_more_than(10), "checkpoints", 60)
+    wait_for(lambda: attacked.has_more_than(10), "checkpoints")
     removed = Path(attacked.run.address()).rename(tmp_path / "removed")  # at one instant
     shutil.rmtree(removed)
-    wait_for(lambda: "was removed or replaced" in attacked.log(), "a word about it", 60)
-    wait_for(lambda: attacked.has_more_than(10), "new checkpoints", 60)
+    wait_for(lambda: "was removed or replaced" in attacked.log(), "a word about it")
+    wait_for(lambda: attacked.has_more_than(10), "new checkpoints")
     driver.kill()
     kill_everything()
     driver.wait()
     newest = attacked.newest()
     attacked.enough()
-    assert attacked.start().wait(60) == 0, attacked.log()
+    assert attacked.start().wait(LIMIT_S) == 0, attacked.log()
     assert min(step for _, step in attacked.restored()[-2:]) >= newest > 10
 
 
@@ -183,7 +183,7 @@ def test_a_run_whose_folder_is_removed_saves_anew_and_can_be_resumed(tmp_path: P
 def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Random, how: str) -> None:
     attacked = Attacked(tmp_path)
     driver = attacked.start()
-    wait_for(lambda: attacked.has_more_than(30), "checkpoints", 60)
+    wait_for(lambda: attacked.has_more_than(30), "checkpoints")
     driver.kill()
     kill_everything()
     driver.wait()
@@ -198,7 +198,7 @@ def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Rando
         victim.unlink()
     newest = attacked.newest()
     attacked.enough()
-    assert attacked.start().wait(60) == 0, attacked.log()
+    assert attacked.start().wait(LIMIT_S) == 0, attacked.log()
     if how == "flipped bit" or victim.name != last:  # of the very last, nobody can know that it was there
         assert victim.name in attacked.log(), "the damage is named"
     assert {*whole} <= {*read_history(attacked.run).checkpoints}

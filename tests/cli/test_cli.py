@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import everstep
 from everstep.cli.main import main
 from everstep.driver.registry import LiveRun, LiveWorker, live_runs, publish_run
-from processes import ours, wait_for
+from processes import LIMIT_S, ours, wait_for
 
 SCRIPT = textwrap.dedent(
     """
@@ -70,7 +70,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, str(script), name, str(folder / "storage"), str(self.stop)]
         )
-        wait_for(lambda: name in live_runs(), f"{name} to start", 60.0)
+        wait_for(lambda: name in live_runs(), f"{name} to start")
 
     @property
     def live(self) -> LiveRun:
@@ -80,11 +80,11 @@ class Run:
         return next(worker for worker in self.live.workers if worker.rank == rank)
 
     def wait_for_epoch(self, epoch: int) -> None:
-        wait_for(lambda: self.live.epoch >= epoch, f"epoch {epoch} of {self.name}", 60.0)
+        wait_for(lambda: self.live.epoch >= epoch, f"epoch {epoch} of {self.name}")
 
     def end(self) -> int:
         self.stop.touch()
-        return self.process.wait(60)
+        return self.process.wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_frozen_host_is_replaced_and_can_be_thawed_although_it_is_no_longer_in
     done = everstep_cli("kill", "first", "--host", victim.host, "--signal", "cont")
     assert done.exit_code == 0, done.output
     assert done.output.startswith(f"thawed host {victim.host}")
-    wait_for(lambda: not victim.alive, "the replaced worker to end", 10.0)
+    wait_for(lambda: not victim.alive, "the replaced worker to end")
 
 
 def test_a_run_must_be_named_even_if_it_is_the_only_one_and_no_other_is_touched(tmp_path: Path, run: Run):
@@ -189,7 +189,7 @@ def test_a_run_must_be_named_even_if_it_is_the_only_one_and_no_other_is_touched(
         assert done.exit_code == 2
         assert "Missing argument 'RUN'" in done.output
         assert everstep_cli("kill", "second", "--rank", "0").exit_code == 0
-        wait_for(lambda: other.live.epoch == 2, "the second run to recover", 60.0)
+        wait_for(lambda: other.live.epoch == 2, "the second run to recover")
         assert run.live.epoch == 1
     finally:
         assert other.end() == 0
@@ -199,10 +199,10 @@ def test_what_a_killed_driver_left_behind_is_skipped_and_cleared(tmp_path: Path)
     run = Run(tmp_path, "doomed")
     run.process.kill()
     run.process.wait()
-    wait_for(lambda: live_runs() == {}, "its workers to go", 15.0)
+    wait_for(lambda: live_runs() == {}, "its workers to go")
     assert "No run is live" in everstep_cli("ps").output
     assert list(Path(os.environ["XDG_RUNTIME_DIR"]).glob("everstep-*/runs/*")) == []
-    wait_for(lambda: not [pid for pid in ours() if pid != os.getpid()], "its agents to go", 15.0)
+    wait_for(lambda: not [pid for pid in ours() if pid != os.getpid()], "its agents to go")
 
 
 def test_a_pid_that_belongs_to_somebody_else_by_now_is_not_touched():

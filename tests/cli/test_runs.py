@@ -29,7 +29,7 @@ from everstep.driver.history import read_history
 from everstep.driver.registry import live_runs
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import open_store
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 SCRIPT = textwrap.dedent(
     """
@@ -107,8 +107,8 @@ class Live:
         script.write_text(SCRIPT)
         self.folder = storage / name
         self.process = subprocess.Popen([sys.executable, str(script), name, str(storage)])
-        wait_for(lambda: name in live_runs(), f"{name} to start", 60.0)
-        wait_for(lambda: read_history(open_store(self.folder)).metrics, "its first metrics", 60.0)
+        wait_for(lambda: name in live_runs(), f"{name} to start")
+        wait_for(lambda: read_history(open_store(self.folder)).metrics, "its first metrics")
 
     def kill(self) -> None:
         self.process.kill()
@@ -286,7 +286,7 @@ def test_follow_ends_with_the_run(storage: Path, live: Live):
         text=True,
     )
     live.process.send_signal(signal.SIGINT)
-    output, _ = follower.communicate(timeout=60)
+    output, _ = follower.communicate(timeout=LIMIT_S)
     assert follower.returncode == 0
     rows = [json.loads(line) for line in output.splitlines()]
     assert len(rows) == len(list(journal.read(live.folder)))
@@ -304,7 +304,7 @@ def test_ctrl_c_ends_follow_quietly(storage: Path, live: Live):
     assert follower.stdout is not None
     assert "opened by" in follower.stdout.readline()
     follower.send_signal(signal.SIGINT)
-    _, errors = follower.communicate(timeout=60)
+    _, errors = follower.communicate(timeout=LIMIT_S)
     assert (follower.returncode, errors) == (0, "")
 
 
@@ -316,7 +316,7 @@ def test_stop_ends_a_run_and_says_how(storage: Path, live: Live):
     assert done.exit_code == 0, done.output
     assert f"waiting for process {live.process.pid}" in done.output
     assert done.output.endswith("live has ended: stopped\n")
-    live.process.wait(30)
+    live.process.wait(LIMIT_S)
     again = cli("stop", str(live.folder))
     assert again.exit_code == 1
     assert "live has ended already: stopped" in again.output
@@ -326,7 +326,7 @@ def test_stop_without_waiting_leaves_the_request_and_the_run_ends(storage: Path,
     done = cli("stop", "live", "--no-wait")
     assert done.exit_code == 0, done.output
     assert open_store(live.folder).exists("requests/stop-1")
-    live.process.wait(60)
+    live.process.wait(LIMIT_S)
     assert read_history(open_store(live.folder)).outcome == "stopped"
 
 
@@ -347,5 +347,5 @@ def test_stop_gives_up_on_a_driver_that_does_not_answer(storage: Path, live: Liv
         assert "has not ended within 0.2 s. The request stays" in done.output
     finally:
         live.process.send_signal(signal.SIGCONT)
-    live.process.wait(60)
+    live.process.wait(LIMIT_S)
     assert read_history(open_store(live.folder)).outcome == "stopped"

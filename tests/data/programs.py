@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from processes import LIMIT_S
+
 NUMBERS = [float(number * number % 37) for number in range(50)]
 BATCH = {"global_batch": 20, "micro_batch": 4, "seed": 2, "epochs": 2}
 
@@ -25,7 +27,7 @@ def run(name: str, world_size: int, **environment: str) -> list[Any]:
             for rank in range(world_size)
         ]
         try:
-            assert [rank.wait(timeout=250) for rank in ranks] == [0] * world_size
+            assert [rank.wait(timeout=LIMIT_S) for rank in ranks] == [0] * world_size
         finally:
             for rank in ranks:
                 rank.kill()

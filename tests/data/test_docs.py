@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import LIMIT_S
+
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -19,4 +21,4 @@ def test_the_code_on_the_page_runs(at, tmp_path):
     pytest.importorskip(framework)
     script = tmp_path / "example.py"
     script.write_text(BLOCKS[at])
-    subprocess.run([sys.executable, str(script)], check=True, timeout=200)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=LIMIT_S)

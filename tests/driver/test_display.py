@@ -25,7 +25,7 @@ from everstep.driver.display import PlainDisplay, make_display
 from everstep.driver.live import LiveDisplay
 from everstep.driver.picture import Picture, Saved
 from everstep.driver.registry import LiveRun, LiveWorker
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 SIGKILL = Failure(Kind.SIGNAL, 20.0, "killed by SIGKILL", rank=1, host="slice-0-host-1", signal="SIGKILL")
 
@@ -330,7 +330,7 @@ class OnTerminal:
     def finish(self) -> int:
         self.read_until(lambda text: False)
         os.close(self.main)
-        return self.process.wait(30)
+        return self.process.wait(LIMIT_S)
 
 
 def set_size(terminal: int, lines: int, columns: int) -> None:
@@ -422,7 +422,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(tmp_path: Path):
     )
     run.read_until(lambda text: "rank 0 pid 100" in strip(text))
     os.close(run.main)
-    assert run.process.wait(30) == 0
+    assert run.process.wait(LIMIT_S) == 0
     assert (tmp_path / "closed").exists()
 
 
@@ -442,7 +442,7 @@ def test_a_terminal_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.Monke
     drain.start()  # now it takes everything, and the thread ends
     wait_for(lambda: not display._thread.is_alive(), "the display to end")
     stream.close()
-    drain.join(10)
+    drain.join(LIMIT_S)
     os.close(reader)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from everstep import RunConfig, ScalingConfig, Trainer, WorkerGroupError
-from processes import alive, ours, wait_for
+from processes import LIMIT_S, alive, ours, wait_for
 
 from .scripts import start
 from .test_worker_deaths import Fit
@@ -67,7 +67,7 @@ def test_reports_that_the_disk_has_no_room_for_wait_and_none_is_lost(tmp_path: P
     resource.prlimit(agent, resource.RLIMIT_FSIZE, (hard, hard))
     wait_for(lambda: (tmp_path / "reported").read_text() == "64", "the reports that waited for room")
     process.send_signal(signal.SIGCONT)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert f"steps {list(range(1, 65))}" in output
 
@@ -82,7 +82,7 @@ def test_reports_go_on_once_they_are_acknowledged_although_the_disk_stays_full(t
         lambda: any(path.stat().st_size == 1 << 20 for path in tmp_path.rglob("*.spool*")), "a full spool"
     )
     process.send_signal(signal.SIGCONT)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert f"steps {list(range(1, 65))}" in output
 
@@ -97,10 +97,10 @@ def test_a_driver_that_is_stopped_does_not_fill_its_agents_memory_with_output(tm
     before = memory()
     process.send_signal(signal.SIGSTOP)
     (tmp_path / "go").touch()
-    wait_for(lambda: (tmp_path / "printed").exists(), "the worker's last line", 120)
+    wait_for(lambda: (tmp_path / "printed").exists(), "the worker's last line")
     grown = memory() - before
     process.send_signal(signal.SIGCONT)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert grown < 50 << 20, "the log has all of it, and the agent none"
     assert "bytes printed by rank 0 are not shown here" in output + errors

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import LIMIT_S
+
 pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="needs jax")
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
@@ -17,7 +19,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
 def test_the_demo_recovers_from_three_failures_and_tells_what_they_cost(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(DEMO)], capture_output=True, text=True, timeout=240, cwd=tmp_path
+        [sys.executable, str(DEMO)], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path
     )
     told = f"{done.stdout}\n{done.stderr}"
     assert done.returncode == 0, told

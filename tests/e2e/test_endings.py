@@ -20,7 +20,7 @@ from everstep import (
 )
 from everstep.control.commands import GroupStarted, RecoveryDecided
 from everstep.driver import journal, records
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 from .test_take_over import rows, start, stepped
 
@@ -66,21 +66,21 @@ def test_a_frozen_driver_that_was_taken_over_changes_nothing_when_it_wakes(tmp_p
     name = f"frozen-{random.getrandbits(32):08x}"
     first = start(tmp_path, name, lease_ttl_s=1.0)
     run = tmp_path / "runs" / name
-    wait_for(lambda: any(isinstance(r, GroupStarted) for r in journal.read(run)), "a start on record", 60)
-    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    wait_for(lambda: any(isinstance(r, GroupStarted) for r in journal.read(run)), "a start on record")
+    wait_for(lambda: stepped(tmp_path, 5), "steps")
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     first.send_signal(signal.SIGSTOP)
     second = start(tmp_path, name, lease_ttl_s=1.0)
-    wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over", 60)
+    wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over")
     first.send_signal(signal.SIGCONT)
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 1
     assert f"process {second.pid}" in output
     before = max(r[-1]["step"] for r in rows(tmp_path).values())
-    wait_for(lambda: stepped(tmp_path, before + 5), "steps under the new driver", 60)
+    wait_for(lambda: stepped(tmp_path, before + 5), "steps under the new driver")
     assert all(alive(pid) for pid in pids.values())
     (tmp_path / "until").touch()
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, output
     assert sum(isinstance(r, GroupStarted) for r in journal.read(run)) == 1
 
@@ -88,32 +88,30 @@ def test_a_frozen_driver_that_was_taken_over_changes_nothing_when_it_wakes(tmp_p
 def test_a_second_driver_of_a_live_run_gives_up_and_names_the_holder(tmp_path: Path) -> None:
     name = f"two-{random.getrandbits(32):08x}"
     first = start(tmp_path, name)
-    wait_for(lambda: stepped(tmp_path, 3), "steps", 60)
+    wait_for(lambda: stepped(tmp_path, 3), "steps")
     second = start(tmp_path, name)
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 1
     assert f"driven by process {first.pid}" in output
     (tmp_path / "until").touch()
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 0, output
 
 
 def test_changed_code_is_not_mixed_with_the_old(tmp_path: Path) -> None:
     name = f"edited-{random.getrandbits(32):08x}"
     first = start(tmp_path, name)
-    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    wait_for(lambda: stepped(tmp_path, 5), "steps")
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     first.kill()
     first.communicate()
     alone = max(r[-1]["step"] for r in rows(tmp_path).values())
-    wait_for(lambda: stepped(tmp_path, alone + 5), "steps without a driver", 60)
+    wait_for(lambda: stepped(tmp_path, alone + 5), "steps without a driver")
     second = start(tmp_path, name, save_every=2)
-    wait_for(
-        lambda: any(row["epoch"] == 2 for r in rows(tmp_path).values() for row in r), "the new epoch", 60
-    )
+    wait_for(lambda: any(row["epoch"] == 2 for r in rows(tmp_path).values() for row in r), "the new epoch")
     assert not any(alive(pid) for pid in pids.values())
     (tmp_path / "until").touch()
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, output
     assert "changed since this run was last started: train_loop_config" in output
     assert "took over 4 workers" in output

@@ -15,7 +15,7 @@ from everstep import Result
 from everstep.control.commands import Recovered, RecoveryDecided
 from everstep.driver import journal, records
 from everstep.driver.registry import live_runs
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -41,18 +41,16 @@ def test_the_entrypoint_script_survives_its_workers_and_resumes_after_its_own_de
     try:
         for kill in range(2):
             # Later checkpoints than the last time: the run goes on between the kills.
-            wait_for(lambda kill=kill: committed(folder) >= 5 + 20 * kill, "checkpoints", 60)
+            wait_for(lambda kill=kill: committed(folder) >= 5 + 20 * kill, "checkpoints")
             worker = random.choice(live_runs()["unique"].workers)
             os.kill(worker.pid, signal.SIGKILL)
-        wait_for(
-            lambda: sum(isinstance(r, Recovered) for r in journal.read(folder)) == 2, "two recoveries", 60
-        )
+        wait_for(lambda: sum(isinstance(r, Recovered) for r in journal.read(folder)) == 2, "two recoveries")
     finally:
         process.kill()
         process.communicate()
     before = Result.from_path(str(folder))
     again = run("torch_fault_tolerance.py", *arguments, home=tmp_path)
-    output, _ = again.communicate(timeout=120)
+    output, _ = again.communicate(timeout=LIMIT_S)
     assert again.returncode == 0, output
     result = Result.from_path(str(folder))
     assert result.metrics is not None
@@ -64,14 +62,14 @@ def test_the_entrypoint_script_survives_its_workers_and_resumes_after_its_own_de
 @pytest.mark.parametrize("script", ["elastic_torch_dcp.py", "elastic_jax_orbax.py"])
 def test_a_sharded_checkpoint_is_restored_at_another_size(tmp_path: Path, script: str) -> None:
     process = run(script, str(tmp_path), home=tmp_path)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "steps on 4 → 2 → 4 workers" in output
 
 
 def test_a_preempted_slice_is_left_in_time(tmp_path: Path) -> None:
     process = run("preemption.py", str(tmp_path), home=tmp_path)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "0 steps lost" in output
     assert "max_failures" not in output
@@ -79,10 +77,10 @@ def test_a_preempted_slice_is_left_in_time(tmp_path: Path) -> None:
 
 def test_the_shortest_script_survives_a_kill(tmp_path: Path) -> None:
     process = run("worker_failures.py", home=tmp_path)
-    wait_for(lambda: any(name.startswith("train_run-") for name in live_runs()), "the run", 60)
+    wait_for(lambda: any(name.startswith("train_run-") for name in live_runs()), "the run")
     (live,) = [r for name, r in live_runs().items() if name.startswith("train_run-")]
     os.kill(live.workers[0].pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "recovered in" in output
 
@@ -92,11 +90,11 @@ def test_torchfts_script_goes_on_while_a_group_is_replaced(tmp_path: Path, scrip
     arguments = ("--storage_path", str(tmp_path), "--run_name", "torchft", "--num_steps", "300")
     process = run(script, *arguments, home=tmp_path)
     try:
-        wait_for(lambda: "torchft" in live_runs() and committed(tmp_path / "torchft"), "a checkpoint", 60)
+        wait_for(lambda: "torchft" in live_runs() and committed(tmp_path / "torchft"), "a checkpoint")
         before = {worker.rank: worker.pid for worker in live_runs()["torchft"].workers}
         victim = random.choice(sorted(before))
         os.kill(before[victim], signal.SIGKILL)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert process.returncode == 0, output

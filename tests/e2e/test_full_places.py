@@ -13,6 +13,7 @@ import pytest
 
 from everstep import ControllerError, FailureConfig, RunConfig, Trainer
 from everstep.engine.local import cluster as local_cluster
+from processes import LIMIT_S
 
 from .scripts import start
 
@@ -29,7 +30,7 @@ def test_a_working_folder_that_was_removed_is_named_before_anything_starts(tmp_p
         Trainer(lambda: None, run_config=RunConfig(storage_path=str(HERE / "runs"))).fit()
         """,
     )
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert "ConfigError: the working folder of this process was removed" in errors.splitlines()[-1]
 
 

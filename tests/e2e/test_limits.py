@@ -20,6 +20,7 @@ from everstep import (
     WorkerGroupError,
 )
 from everstep.driver import journal, records
+from processes import LIMIT_S
 
 from .scripts import start
 
@@ -144,7 +145,7 @@ def test_too_few_file_descriptors_are_named_and_nothing_is_tried_again(tmp_path:
         ).fit()
         """,
     )
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     last = errors.strip().splitlines()[-1]
     assert "20 workers on one host need" in last

@@ -15,7 +15,7 @@ from everstep import ControllerError, FailureConfig, RunConfig, Trainer
 from everstep.engine.local.cluster import LocalCluster
 from everstep.engine.local.engine import LocalEngine
 from everstep.topology.slices import SliceName
-from processes import alive, ours, wait_for
+from processes import LIMIT_S, alive, ours, wait_for
 
 from .test_process_trees import agent_of
 from .test_worker_deaths import Fit
@@ -70,7 +70,7 @@ def test_an_agent_that_is_silent_when_a_new_driver_comes_is_replaced_and_not_dou
     first.kill()
     first.communicate()
     os.kill(agent, signal.SIGSTOP)
-    output, errors = start(tmp_path, body).communicate(timeout=60)
+    output, errors = start(tmp_path, body).communicate(timeout=LIMIT_S)
     assert "beside it: 0" in output, errors
     assert not alive(agent)
 

@@ -16,7 +16,7 @@ import pytest
 
 import everstep
 from everstep import FailureConfig, Result, RunConfig, Trainer, WorkerGroupError, get_context
-from processes import alive, ours, wait_for
+from processes import LIMIT_S, alive, ours, wait_for
 
 
 def spawning(config: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def run_and_break(tmp_path: Path, break_it: Any, **failures: int) -> tuple[list[
     wait_for(lambda: (tmp_path / "1").exists(), "the worker and its children")
     first = list(map(int, (tmp_path / "1").read_text().split()))
     break_it(*first)
-    thread.join(60)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

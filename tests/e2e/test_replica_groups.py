@@ -94,7 +94,7 @@ class Groups:
             rows = [self.latest(rank) for rank in ranks]
             return all(row.get("together") == groups and row["pid"] not in but for row in rows)
 
-        wait_for(together, f"{groups} groups that step together", 90)
+        wait_for(together, f"{groups} groups that step together")
 
     def wait_steps(self, ranks: Iterable[int], more: int = 5) -> None:
         """Until each of these has stepped on, from wherever it is."""
@@ -102,7 +102,6 @@ class Groups:
         wait_for(
             lambda: all(self.latest(rank)["step"] >= step + more for rank, step in before.items()),
             "steps",
-            60,
         )
 
     def end(self) -> Result:

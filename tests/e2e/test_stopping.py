@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 from .scripts import start
 
@@ -26,7 +26,7 @@ def test_ctrl_c_lets_the_workers_clean_up_and_exits_with_130(tmp_path: Path) -> 
     process = start(tmp_path, "trainer().fit()")
     pids = wait_until_up(tmp_path, process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode in (130, -signal.SIGINT)  # a shell shows either as 130
     assert "resume slow" in errors
     assert "Traceback" not in errors
@@ -43,7 +43,7 @@ def test_ctrl_c_twice_ends_workers_that_do_not_listen_at_once(tmp_path: Path) ->
         if "Ctrl+C again" in line:
             break
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode in (130, -signal.SIGINT)
     assert not any(alive(pid) for pid in pids)
 
@@ -52,7 +52,7 @@ def test_sigterm_at_the_driver_does_the_same_with_143(tmp_path: Path) -> None:
     process = start(tmp_path, "trainer().fit()")
     pids = wait_until_up(tmp_path, process)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
     assert "resume slow" in errors
     assert all((tmp_path / f"cleaned-{rank}").exists() for rank in range(2))
@@ -67,7 +67,7 @@ def test_a_driver_in_the_background_heeds_no_ctrl_c_and_stops_at_sigterm(tmp_pat
     wait_until_up(tmp_path, process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
     assert "Ctrl+C" not in errors
     assert "resume slow" in errors
@@ -97,7 +97,7 @@ def test_a_notebook_cell_in_a_thread_can_be_stopped_while_the_kernel_lives_on(tm
         print("kernel lives;", outcome[0])
         """,
     )
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert "kernel lives; Run the same command again to resume slow" in output
     assert all((tmp_path / f"cleaned-{rank}").exists() for rank in range(2))
@@ -116,7 +116,7 @@ def test_an_asyncio_loop_in_the_calling_thread_is_no_obstacle(tmp_path: Path) ->
         print("value", asyncio.run(cell()))
         """,
     )
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=LIMIT_S)
     assert "value 5" in output, errors
 
 
@@ -124,7 +124,7 @@ def test_a_driver_killed_without_a_word_leaves_nothing_behind_for_long(tmp_path:
     process = start(tmp_path, "trainer(orphan_s=0).fit()")
     pids = wait_until_up(tmp_path, process)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=LIMIT_S)
     for pid in pids:
         wait_for(lambda pid=pid: not alive(pid), "the end of an orphan")
 
@@ -138,6 +138,6 @@ def test_an_agent_killed_takes_its_workers_process_trees_along(tmp_path: Path) -
     import os
 
     os.kill(agent, signal.SIGKILL)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     assert "its agent died" in errors

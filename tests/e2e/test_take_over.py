@@ -18,7 +18,7 @@ import pytest
 from everstep import Result
 from everstep.driver.registry import live_runs
 from everstep.testing import LocalCluster
-from processes import alive, ours, wait_for
+from processes import LIMIT_S, alive, ours, wait_for
 
 from .training import stop_together
 
@@ -92,25 +92,25 @@ def drives(name: str, pid: int) -> bool:
 def test_a_killed_driver_costs_no_step_and_no_process(tmp_path: Path, times: int) -> None:
     name = f"takeover-{random.getrandbits(32):08x}"
     process = start(tmp_path, name)
-    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    wait_for(lambda: stepped(tmp_path, 5), "steps")
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     for n in range(times):
         process.kill()
         output, _ = process.communicate()
         before = max(r[-1]["step"] for r in rows(tmp_path).values())
         # Nobody drives now, and they train on.
-        wait_for(lambda before=before: stepped(tmp_path, before + 5), "steps without a driver", 60)
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), "steps without a driver")
         process = start(tmp_path, name)
         for _ in range(random.randrange(2)):  # twice in quick succession, now and then
             process.kill()
             process.communicate()
             process = start(tmp_path, name)
-        wait_for(lambda pid=process.pid: drives(name, pid), f"take-over {n}", 60)
+        wait_for(lambda pid=process.pid: drives(name, pid), f"take-over {n}")
         before = max(r[-1]["step"] for r in rows(tmp_path).values())
-        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}", 60)
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}")
         assert all(alive(pid) for pid in pids.values()), output
     (tmp_path / "until").touch()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "took over 4 workers" in output
     last = int(output.split("returned")[1])
@@ -126,16 +126,16 @@ def test_a_killed_driver_costs_no_step_and_no_process(tmp_path: Path, times: int
 def test_a_worker_that_died_while_nobody_drove_is_recovered_by_the_next_driver(tmp_path: Path) -> None:
     name = f"takeover-{random.getrandbits(32):08x}"
     process = start(tmp_path, name)
-    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    wait_for(lambda: stepped(tmp_path, 5), "steps")
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     process.kill()
     process.communicate()
     os.kill(pids[2], signal.SIGKILL)
     wait_for(lambda: not alive(pids[2]), "its death")
     process = start(tmp_path, name)
-    wait_for(lambda: any(row["epoch"] == 2 for r in rows(tmp_path).values() for row in r), "the recovery", 60)
+    wait_for(lambda: any(row["epoch"] == 2 for r in rows(tmp_path).values() for row in r), "the recovery")
     (tmp_path / "until").touch()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "rank 2" in output
 
@@ -152,18 +152,18 @@ def test_a_driver_killed_while_a_checkpoint_is_uploaded_loses_none(tmp_path: Pat
     name = f"takeover-{random.getrandbits(32):08x}"
     run = tmp_path / "runs" / name
     process = start(tmp_path, name, save_every=5, function="torch_shards")
-    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    wait_for(lambda: stepped(tmp_path, 5), "steps")
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     for n in range(times):
-        wait_for(lambda: half_saved(run), "an upload", 60)
+        wait_for(lambda: half_saved(run), "an upload")
         process.kill()
         process.communicate()
         process = start(tmp_path, name, save_every=5, function="torch_shards")
-        wait_for(lambda pid=process.pid: drives(name, pid), f"take-over {n}", 60)
+        wait_for(lambda pid=process.pid: drives(name, pid), f"take-over {n}")
         before = max(r[-1]["step"] for r in rows(tmp_path).values())
-        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}", 60)
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps after take-over {n}")
     (tmp_path / "until").touch()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     last = int(output.split("returned")[1])
     for rank, r in rows(tmp_path).items():
@@ -183,8 +183,8 @@ def test_a_driver_killed_in_the_middle_of_a_recovery_loses_no_checkpoint(tmp_pat
     kept: set[str] = set()
     for n in range(times):
         before = max((r[-1]["step"] for r in rows(tmp_path).values() if r), default=0)
-        wait_for(lambda pid=process.pid: drives(name, pid), f"driver {n}", 60)
-        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps {n}", 60)
+        wait_for(lambda pid=process.pid: drives(name, pid), f"driver {n}")
+        wait_for(lambda before=before: stepped(tmp_path, before + 5), f"steps {n}")
         os.kill(rows(tmp_path)[n % 4][-1]["pid"], signal.SIGKILL)
         time.sleep(random.random() * 0.15)  # anywhere in the recovery
         process.kill()
@@ -197,9 +197,9 @@ def test_a_driver_killed_in_the_middle_of_a_recovery_loses_no_checkpoint(tmp_pat
         kept = found
         process = start(tmp_path, name)
     before = max(r[-1]["step"] for r in rows(tmp_path).values())
-    wait_for(lambda: stepped(tmp_path, before + 5), "steps at the end", 60)
+    wait_for(lambda: stepped(tmp_path, before + 5), "steps at the end")
     (tmp_path / "until").touch()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     saved = {
         metrics["step"] for _, metrics in Result.from_path(str(tmp_path / "runs" / name)).best_checkpoints
@@ -239,22 +239,22 @@ def test_agents_whose_sockets_were_removed_leave_once_their_driver_is_gone(tmp_p
 def test_replica_groups_outlive_their_driver_and_then_their_lighthouse(tmp_path: Path) -> None:
     name = f"takeover-{random.getrandbits(32):08x}"
     process = start(tmp_path, name, function="torchft_steps")
-    wait_for(lambda: stepped(tmp_path, 5), "steps", 60)
+    wait_for(lambda: stepped(tmp_path, 5), "steps")
     pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
     process.kill()
     process.communicate()
     (lighthouse,) = [pid for pid, command in ours().items() if "everstep.backend.lighthouse" in command]
     os.kill(lighthouse, signal.SIGKILL)
     before = max(r[-1]["step"] for r in rows(tmp_path).values())
-    wait_for(lambda: stepped(tmp_path, before + 20), "steps with a new lighthouse, and without a driver", 60)
+    wait_for(lambda: stepped(tmp_path, before + 20), "steps with a new lighthouse, and without a driver")
     process = start(tmp_path, name, function="torchft_steps")
-    wait_for(lambda: drives(name, process.pid), "the take-over", 60)
+    wait_for(lambda: drives(name, process.pid), "the take-over")
     os.kill(pids[2], signal.SIGKILL)
-    wait_for(lambda: rows(tmp_path)[2][-1]["pid"] != pids[2], "the group's replacement by the new driver", 60)
+    wait_for(lambda: rows(tmp_path)[2][-1]["pid"] != pids[2], "the group's replacement by the new driver")
     last = max(r[-1]["step"] for r in rows(tmp_path).values())
-    wait_for(lambda: stepped(tmp_path, last + 5), "steps of all groups", 60)
+    wait_for(lambda: stepped(tmp_path, last + 5), "steps of all groups")
     stop_together(tmp_path / "until", groups=4)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "took over 4 workers" in output
     assert {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items() if rank != 2} == {
@@ -298,7 +298,7 @@ def test_groups_that_stay_are_taken_over_and_the_missing_one_is_started(tmp_path
             return all(rank in seen and seen[rank] and seen[rank][-1]["step"] > beyond for rank in ranks)
 
         first = subprocess.Popen(command, **pipes)
-        wait_for(lambda: steps(range(3), 5), "steps", 60)
+        wait_for(lambda: steps(range(3), 5), "steps")
         pids = {rank: r[-1]["pid"] for rank, r in rows(tmp_path).items()}
         places = {worker.rank: worker.host for worker in live_runs()[name].workers}
         first.kill()
@@ -306,15 +306,15 @@ def test_groups_that_stay_are_taken_over_and_the_missing_one_is_started(tmp_path
         cluster.kill_host(places[1])
         wait_for(lambda: not alive(pids[1]), "its death")
         second = subprocess.Popen(command, **pipes)
-        wait_for(lambda: drives(name, second.pid), "the take-over", 60)
+        wait_for(lambda: drives(name, second.pid), "the take-over")
         before = max(r[-1]["step"] for r in rows(tmp_path).values())
-        wait_for(lambda: steps((0, 2), before + 5), "steps of those that stayed", 60)
+        wait_for(lambda: steps((0, 2), before + 5), "steps of those that stayed")
         assert alive(pids[0])
         assert alive(pids[2])
         cluster.add_slice()
-        wait_for(lambda: rows(tmp_path)[1][-1]["pid"] != pids[1], "the missing group", 60)
+        wait_for(lambda: rows(tmp_path)[1][-1]["pid"] != pids[1], "the missing group")
         (tmp_path / "until").touch()
-        output, _ = second.communicate(timeout=60)
+        output, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, output
     assert "took over 2 workers" in output
     assert all({row["pid"] for row in rows(tmp_path)[rank]} == {pids[rank]} for rank in (0, 2))

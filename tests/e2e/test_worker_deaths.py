@@ -22,7 +22,7 @@ from everstep.driver.registry import LiveWorker, live_runs
 from everstep.jax import JaxTrainer
 from everstep.testing import LocalCluster
 from everstep.torch import TorchTrainer
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 from .training import BareTorch, jax_steps, notes, steps_without_framework, torch_steps
 
@@ -45,7 +45,7 @@ class Fit:
         self._thread.start()
 
     def done(self) -> Result:
-        self._thread.join(120)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive(), "the run did not end"
         if self.error is not None:
             raise self.error
@@ -80,7 +80,7 @@ def hunt(fit: Fit, tmp_path: Path, world: int, times: int, strike: Callable[[dic
                 for rows in seen.values()
             )
 
-        wait_for(stepping, f"a step of every rank in epoch {epoch}", 60)
+        wait_for(stepping, f"a step of every rank in epoch {epoch}")
         now = notes(where)
         latest = max(row["epoch"] for rows in now.values() for row in rows)
         pids = {rank: rows[-1]["pid"] for rank, rows in now.items() if rows[-1]["epoch"] == latest}
@@ -91,7 +91,6 @@ def hunt(fit: Fit, tmp_path: Path, world: int, times: int, strike: Callable[[dic
                 row["epoch"] > latest for rows in notes(where).values() for row in rows
             ),
             "the next epoch",
-            60,
         )
         for pid in pids.values():
             wait_for(lambda pid=pid: not alive(pid), f"the end of the old worker {pid}")
@@ -102,7 +101,6 @@ def hunt(fit: Fit, tmp_path: Path, world: int, times: int, strike: Callable[[dic
             for rows in notes(where).values()
         ),
         "a step of every rank after the last strike",
-        60,
     )
     (tmp_path / "until").touch()
 

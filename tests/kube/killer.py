@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp import web
 
 from everstep.testing.kube import ApiServer
-from kube.live import LIMIT_S
+from processes import LIMIT_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(

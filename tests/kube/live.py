@@ -16,11 +16,9 @@ from typing import Any
 
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 MERGE = "application/merge-patch+json"
-LIMIT_S = 180.0
-"""Only ends a test that has already failed."""
 _LOOK_S = 0.05
 """A look at the API server takes a moment itself, and the server works on the same cores."""
 _NUMBERS = itertools.count(1)
@@ -155,9 +153,7 @@ class Namespace:
             if "deletionTimestamp" in pod["metadata"] and pod["metadata"]["name"] not in keep:
                 self.end(pod)
 
-    def see(
-        self, condition: Callable[[], object], what: str, kubelet: bool = False, timeout_s: float = LIMIT_S
-    ) -> None:
+    def see(self, condition: Callable[[], object], what: str, kubelet: bool = False) -> None:
         """Wait until it is so, ending meanwhile what is told to leave if there is a kubelet."""
 
         def look() -> object:
@@ -165,7 +161,7 @@ class Namespace:
                 self.end_leaving()
             return condition()
 
-        wait_for(look, what, timeout_s, _LOOK_S)
+        wait_for(look, what, look_s=_LOOK_S)
 
 
 def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str, Any]:
@@ -200,7 +196,7 @@ class OperatorProcess:
     def hear(self, text: str) -> None:
         """Wait until it has said so."""
         try:
-            wait_for(lambda: self.said(text), f"the operator to say {text!r}", LIMIT_S, _LOOK_S)
+            wait_for(lambda: self.said(text), f"the operator to say {text!r}", look_s=_LOOK_S)
         except AssertionError as error:
             raise AssertionError(
                 f"{error}; it said:\n{self.log.read_text(errors='replace')[-3000:]}"

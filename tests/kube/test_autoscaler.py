@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
-from kube.live import LIMIT_S, Namespace, operating
+from kube.live import Namespace, operating
 from kube.test_slices import cluster
 from kube.world import group, template
+from processes import LIMIT_S
 
 
 class Provider:
@@ -95,7 +95,7 @@ def test_rays_own_provider_scales_slices_up_and_down(space: Namespace) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace, short_folder: str) -> None:
-    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
+    see = space.see
     scaled = ray_group("tpu", 0, 2, rayStartParams={"num-cpus": "1", "resources": '"{\\"chip\\": 1}"'})
     with ProcessKubelet(space.server, namespace=space.name) as kubelet:
         space.apply(

@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
-from kube.live import LIMIT_S, Namespace, operating
+from kube.live import Namespace, operating
+from processes import LIMIT_S
 
 _NODES = """
 import json, ray, sys
@@ -63,7 +63,7 @@ class Driver:
 def test_from_kubectl_apply_to_elastic_training_and_back() -> None:
     """The example, as `make demo-kube` runs it, with an API server of its own."""
     example = Path(__file__).parents[2] / "examples" / "slices_on_kubernetes.py"
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=800)
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     seen = [line for line in done.stdout.splitlines() if "SLICES" in line or "step" in line]
     told = (
@@ -87,7 +87,7 @@ def test_slices_of_real_ray_nodes_are_replaced_whole(
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
     }
     tpus = ray_group("tpu", 2, 2, selector, resources={"CPU": "1", "TPU": "4"})
-    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
+    see = space.see
     whole = [("tpu-0", "0"), ("tpu-0", "1"), ("tpu-1", "0"), ("tpu-1", "1")]
     # A node for each Pod, so that one that is lost takes one Pod along.
     kubelets = ProcessKubelet(server, [f"node-{n}" for n in range(12)], space.name)

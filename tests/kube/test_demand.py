@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from e2e.ray.cluster import notes_in
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from kube.live import Namespace, operating
+from processes import LIMIT_S
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -76,7 +76,7 @@ def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost(
     server: ApiServer, tmp_path: Path, short_folder: str
 ) -> None:
     space = Namespace(server)
-    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
+    see = space.see
     tpus = ray_group("tpu", 0, 2, TPU, resources={"CPU": "1", "TPU": "4"})
     others = ray_group(
         "other", 0, 4, {**TPU, "cloud.google.com/gke-tpu-topology": "4x4"}, resources={"CPU": "1", "TPU": "4"}
@@ -103,14 +103,14 @@ def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost(
             see(lambda: world(tmp_path) == 4, "training on two slices again")
             assert not lost & space.uids()
             (tmp_path / "until").touch()
-            assert driver.wait(120) == 0, (tmp_path / "train.log").read_text()[-3000:]
+            assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]
 
 
 def test_hosts_with_an_accelerator_that_is_no_tpu_come_without_any_label(
     server: ApiServer, tmp_path: Path, short_folder: str
 ) -> None:
     space = Namespace(server)
-    see = partial(space.see, timeout_s=300.0)
+    see = space.see
     # As Ray finds it out on a host that has one; before there is such a host, nobody knows.
     has = '"{\\"accelerator_type:H100\\": 1}"'
     gpus = ray_group("gpu", 0, 1, rayStartParams={"num-cpus": "1", "num-gpus": "1", "resources": has})
@@ -127,4 +127,4 @@ def test_hosts_with_an_accelerator_that_is_no_tpu_come_without_any_label(
             see(lambda: world(tmp_path) == 2, "training on two hosts, where there was none")
             assert len(space.places()) == 2
             (tmp_path / "until").touch()
-            assert driver.wait(120) == 0, (tmp_path / "train.log").read_text()[-3000:]
+            assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]

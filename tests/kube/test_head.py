@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from everstep.kube.spec import parse
 from everstep.kube.validation import problems
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from everstep.testing.kube.server import free_ports
-from kube.live import LIMIT_S, Namespace, operating
+from kube.live import Namespace, operating
 from kube.test_pods import environment
 from kube.test_slices import cluster
 from kube.world import group, manifest, template
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 REDIS = {
     "redisAddress": "redis:6379",
@@ -138,7 +137,7 @@ def redis() -> Iterator[tuple[str, str]]:
         with Path(folder, "log").open("wb") as log:
             process = subprocess.Popen([program, *settings], cwd=folder, stdout=log, stderr=log)
         try:
-            wait_for(lambda: b"Ready to accept" in Path(folder, "log").read_bytes(), "Redis", 30.0)
+            wait_for(lambda: b"Ready to accept" in Path(folder, "log").read_bytes(), "Redis")
             yield f"127.0.0.1:{port}", password
         finally:
             process.terminate()
@@ -156,7 +155,7 @@ print("nodes", sorted(n["NodeName"] for n in ray.nodes() if n["Alive"]), flush=T
 def test_the_heads_death_costs_no_worker_and_nobody_gets_in_without_the_token(
     space: Namespace, tmp_path: Path, short_folder: str, redis: tuple[str, str]
 ) -> None:
-    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
+    see = space.see
     address, password = redis
     secret = {
         "apiVersion": "v1",

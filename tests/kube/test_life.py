@@ -17,9 +17,10 @@ import pytest
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
 from kube.killer import Killer, QuickOperator, warm
-from kube.live import LIMIT_S, MERGE, Namespace, OperatorProcess, install, operating
+from kube.live import MERGE, Namespace, OperatorProcess, install, operating
 from kube.test_slices import cluster
 from kube.world import group, template
+from processes import LIMIT_S
 
 WHOLE = [(i, h) for i in range(2) for h in range(2)]
 

@@ -62,7 +62,6 @@ def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
             wait_for(
                 lambda: operator.log.read_text().count("nothing more is written") > said,
                 "the lease to run out again",
-                60.0,
             )
         gone = space.uids(index=0)
         space.see(lambda: bool(space.get("pods")["items"]), "etcd to answer")

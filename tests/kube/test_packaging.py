@@ -16,7 +16,7 @@ from everstep.testing.kube.server import free_ports
 from kube.live import Namespace, OperatorProcess, operating
 from kube.test_slices import cluster
 from kube.world import group
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -76,7 +76,7 @@ def test_slices_heals_and_calls_are_counted(server: ApiServer, tmp_path: Path) -
 
     def scrape(path: str = "metrics") -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=LIMIT_S) as answer:
                 return str(answer.read().decode())
         except urllib.error.URLError:
             return ""
@@ -91,17 +91,17 @@ def test_slices_heals_and_calls_are_counted(server: ApiServer, tmp_path: Path) -
         space.apply(cluster(group(replicas=2, hosts=2)))
         space.see(lambda: len(space.workers()) == 4, "two slices")
         space.run(*space.pods())
-        wait_for(lambda: counted(f"slices_ready{labels}") == 2, "both to be counted", 60.0, 0.1)
+        wait_for(lambda: counted(f"slices_ready{labels}") == 2, "both to be counted", look_s=0.1)
         assert counted(f'leads{{namespace="{space.name}"}}') == 1
         gone = space.uids(index=0)
         space.say(space.workers(index=0)[0], phase="Failed")
         space.see(lambda: space.anew(4, gone), "a heal", kubelet=True)
         space.run(*space.pods())
-        wait_for(lambda: counted(f"heal_seconds_count{labels}") == 1, "the heal to be counted", 60.0, 0.1)
+        wait_for(lambda: counted(f"heal_seconds_count{labels}") == 1, "the heal to be counted", look_s=0.1)
         assert counted(f"slices_replaced_total{labels}") == 1
         assert counted('api_calls_total{code="201",method="POST"}') >= 8
         server.kubectl("-n", space.name, "delete", "raycluster", "demo")
-        wait_for(lambda: f"slices_ready{labels}" not in scrape(), "it to be forgotten", 60.0, 0.1)
+        wait_for(lambda: f"slices_ready{labels}" not in scrape(), "it to be forgotten", look_s=0.1)
 
 
 def test_a_second_operator_stands_by_and_is_alive(server: ApiServer, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_second_operator_stands_by_and_is_alive(server: ApiServer, tmp_path: P
         ).start()
         try:
             second.hear("waiting for the lease")
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=LIMIT_S) as answer:
                 assert answer.read() == b"ok"
         finally:
             second.stop()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
-from kube.live import LIMIT_S, MERGE, Namespace, operating
+from kube.live import MERGE, Namespace, operating
+from processes import LIMIT_S
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slices_on_kubernetes.py"
 
@@ -48,7 +48,7 @@ def test_a_node_that_gets_a_termination_taint_costs_no_step(
     server: ApiServer, tmp_path: Path, short_folder: str
 ) -> None:
     space = Namespace(server)
-    see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
+    see = space.see
     nodes = [f"{space.name}-node-{i}" for i in range(8)]
     for name in nodes:
         server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
+from processes import LIMIT_S
+
 
 class Fault(Enum):
     """What happens to one request."""
@@ -73,7 +75,7 @@ class FaultyProxy:
                 except OSError:
                     pass  # the other end has gone
         for thread in self._threads:
-            thread.join(10)
+            thread.join(LIMIT_S)
 
     # What to do to whom. -----------------------------------------------------------------
 

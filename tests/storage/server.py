@@ -9,6 +9,8 @@ import sys
 import urllib.request
 from types import TracebackType
 
+from processes import LIMIT_S
+
 _SCRIPT = """
 import logging, sys
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
@@ -46,7 +48,7 @@ class S3Server:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(LIMIT_S)
         self._process.stdout.close()
 
     def bucket(self) -> str:

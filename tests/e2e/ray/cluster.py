@@ -18,7 +18,7 @@ from typing import Any
 from everstep import Deadlines, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
 from everstep.driver import journal, records
 from everstep.driver.housekeeping import stop_request
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 _STORE = 80 << 20
 
@@ -121,7 +121,7 @@ class RayCluster:
         said = next((line for line in started.stdout if line.startswith("node ")), "")
         assert said, f"the node's process ended with {started.wait()}"
         node_id = said.split()[1]
-        wait_for(lambda: node_id in [n["NodeID"] for n in self._ray.nodes() if n["Alive"]], "it", 60.0)
+        wait_for(lambda: node_id in [n["NodeID"] for n in self._ray.nodes() if n["Alive"]], "it")
         return node_id
 
     def add_slice(self, name: str, hosts: int = 2) -> list[str]:
@@ -270,8 +270,8 @@ class Running:
         (self.folder / "until").touch()
         return self.wait()
 
-    def wait(self, timeout_s: float = 90.0) -> Result:
-        self.thread.join(timeout_s)
+    def wait(self) -> Result:
+        self.thread.join(LIMIT_S)
         assert not self.thread.is_alive(), "fit() has not returned"
         if self.error is not None:
             raise self.error
@@ -285,7 +285,7 @@ class Running:
             request = self.path / stop_request(lease)
             request.parent.mkdir(exist_ok=True)
             request.touch()
-            self.thread.join(30.0)
+            self.thread.join(LIMIT_S)
 
     # ------------------------------------------------------------------ what can be seen
 
@@ -307,7 +307,7 @@ class Running:
         newest = self.newest_epoch()
         return {note["rank"]: note["pid"] for note in self.notes() if note["epoch"] == newest}
 
-    def until_training(self, world: int, after_epoch: int = 0, timeout_s: float = 60.0) -> int:
+    def until_training(self, world: int, after_epoch: int = 0) -> int:
         """Wait until every rank of a group of this size, in a later epoch, has made a step. The epoch."""
 
         def trains() -> bool:
@@ -317,9 +317,9 @@ class Running:
             worlds = {n["world"] for n in self.notes() if n["epoch"] == newest}
             return newest > after_epoch and worlds == {world} and stepped == set(range(world))
 
-        wait_for(trains, f"{world} workers training, after epoch {after_epoch}", timeout_s)
+        wait_for(trains, f"{world} workers training, after epoch {after_epoch}")
         return self.newest_epoch()
 
     def until_steps(self, more: int = 3) -> None:
         at = self.step() + more
-        wait_for(lambda: self.step() >= at, f"step {at}", 60.0)
+        wait_for(lambda: self.step() >= at, f"step {at}")

@@ -28,8 +28,8 @@ def cluster(ray_cluster: RayCluster) -> Iterator[RayCluster]:
     while RUNNING:
         RUNNING.pop().abandon()
     try:
-        wait_for(lambda: not everstep_actors(), f"the end of {everstep_actors()}", 20.0)
-        wait_for(lambda: not everstep_groups(), f"the end of {everstep_groups()}", 20.0)
+        wait_for(lambda: not everstep_actors(), f"the end of {everstep_actors()}")
+        wait_for(lambda: not everstep_groups(), f"the end of {everstep_groups()}")
     finally:
         ray_cluster.clear()
 
@@ -42,5 +42,5 @@ def nothing_is_left_over() -> Iterator[None]:
     def left() -> list[str]:
         return [command for command in ours().values() if "everstep.agent" in command]
 
-    wait_for(lambda: not left(), "the end of our agents, templates and workers", 20.0)
+    wait_for(lambda: not left(), "the end of our agents, templates and workers")
     assert not left()

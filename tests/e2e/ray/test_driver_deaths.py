@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from everstep.driver import journal, records
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 from .cluster import RayCluster, everstep_actors, everstep_groups, notes_in
 
@@ -71,7 +71,7 @@ def until_step(process: subprocess.Popen[str], folder: Path, step: int) -> list[
         assert process.returncode is not None or process.poll() is None, process.communicate()[0]
         return max((n["step"] for n in notes_in(folder)), default=0) >= step
 
-    wait_for(reached, f"step {step}", 60.0)
+    wait_for(reached, f"step {step}")
     return notes_in(folder)
 
 
@@ -97,12 +97,12 @@ def test_a_killed_driver_is_replaced_and_nothing_restarts(cluster: RayCluster, t
     until_step(first, tmp_path, at + 20)  # nobody drives, and they train on
     second = start(cluster, tmp_path)
     run = tmp_path / "runs" / "run"
-    wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over", 60.0)
+    wait_for(lambda: any(isinstance(r, records.TakenOver) for r in journal.read(run)), "the take-over")
     assert actor_ids() == agents
     at = max(note["step"] for note in notes_in(tmp_path))
     until_step(second, tmp_path, at + 5)
     (tmp_path / "until").touch()
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, output
     last = int(output.split("returned")[1])
     for rank, pid in pids.items():
@@ -116,14 +116,14 @@ def test_a_driver_that_dies_between_a_reservation_and_its_agents_leaves_nothing_
 ) -> None:
     cluster.add_slice("slice-0")
     first = start(cluster, tmp_path, how="die after reserving")
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=LIMIT_S)
     assert first.returncode == -signal.SIGKILL, output
     assert everstep_groups(), "it died holding a reservation"
     second = start(cluster, tmp_path)
     until_step(second, tmp_path, 3)
     assert len(everstep_groups()) == 1
     (tmp_path / "until").touch()
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, output
 
 
@@ -136,7 +136,7 @@ def test_what_nobody_takes_over_is_gone_after_the_orphan_time_out(
     first.kill()
     first.communicate()
     assert everstep_actors()
-    wait_for(lambda: not everstep_actors() and not everstep_groups(), "the sweeper", 60.0)
+    wait_for(lambda: not everstep_actors() and not everstep_groups(), "the sweeper")
     wait_for(lambda: not any(alive(note["pid"]) for note in seen), "the end of the workers")
 
 
@@ -145,6 +145,6 @@ def test_a_reservation_without_agents_that_nobody_takes_over_is_swept_too(
 ) -> None:
     cluster.add_slice("slice-0")
     first = start(cluster, tmp_path, orphan_s=3.0, how="die after reserving")
-    first.communicate(timeout=60)
+    first.communicate(timeout=LIMIT_S)
     assert everstep_groups()
-    wait_for(lambda: not everstep_actors() and not everstep_groups(), "the sweeper", 60.0)
+    wait_for(lambda: not everstep_actors() and not everstep_groups(), "the sweeper")

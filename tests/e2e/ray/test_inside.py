@@ -19,7 +19,7 @@ from everstep import ConfigError
 from everstep.control.commands import FailureSeen, GroupStarted, RecoveryDecided
 from everstep.errors import StorageAccessError
 from everstep.jax import JaxTrainer
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 from .cluster import LONE, RayCluster, Running, everstep_groups
 
@@ -213,7 +213,7 @@ def test_a_ray_client_is_refused_with_the_reason(tmp_path: Path) -> None:
         env={**os.environ, "RAY_ADDRESS": "ray://127.0.0.1:10001"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert "ray:// address" in done.stdout, done.stderr

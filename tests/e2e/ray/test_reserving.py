@@ -15,7 +15,7 @@ from everstep import ConfigError, Deadlines
 from everstep.control.commands import FailureSeen, GroupStarted, PreemptionSeen, Recovered, Rung, Waiting
 from everstep.control.failures import Kind
 from everstep.engine.ray import cluster as ray_cluster
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 from .cluster import LONE, SCALING, RayCluster, Running, everstep_groups
 
@@ -43,7 +43,7 @@ def test_two_broken_slices_and_one_that_others_hold_are_no_slices(
     cluster.until_alive(2 + 2)
     held = hold(healthy, 4)
     run = Running(tmp_path, elastic_steps, 2)
-    wait_for(lambda: run.records(Waiting), "the wait", 60.0)
+    wait_for(lambda: run.records(Waiting), "the wait")
     message = run.records(Waiting)[0].message
     assert re.findall(r"slice-[0-9]: not whole", message) == [f"slice-{n}: not whole" for n in range(3)]
     assert message.count("whole") == 1 + 3, "what is wanted, and what there is"
@@ -63,7 +63,7 @@ def hold(nodes: list[str], chips: int) -> PlacementGroup:
     """Somebody else's reservation."""
     labels = [{"ray.io/node-id": node} for node in nodes]
     held = placement_group([{"TPU": chips}] * len(nodes), bundle_label_selector=labels)
-    assert held.wait(30)
+    assert held.wait(LIMIT_S)
     return held
 
 
@@ -74,7 +74,7 @@ def test_a_reservation_that_can_not_be_met_is_retried_until_it_can_and_leaves_no
     held = hold(nodes[1:], 4)
     look_away(monkeypatch)
     run = Running(tmp_path, elastic_steps, 2, deadlines=Deadlines(reserve_s=20.0, backoff_first_s=0.5))
-    wait_for(lambda: reservations_that_failed(run), "a failed reservation", 60.0)
+    wait_for(lambda: reservations_that_failed(run), "a failed reservation")
     wait_for(lambda: not slice_groups(), "that it was given back")
     remove_placement_group(held)
     run.until_training(2)
@@ -90,8 +90,8 @@ def test_growth_that_can_not_be_reserved_leaves_the_training_alone(
     run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE, deadlines=Deadlines(reserve_s=20.0))
     run.until_training(1)
     look_away(monkeypatch)
-    wait_for(lambda: any("slice-1" in name for name in slice_groups()), "an attempt", 60.0)
-    wait_for(lambda: not any("slice-1" in name for name in slice_groups()), "its end", 60.0)
+    wait_for(lambda: any("slice-1" in name for name in slice_groups()), "an attempt")
+    wait_for(lambda: not any("slice-1" in name for name in slice_groups()), "its end")
     run.until_steps(20)
     assert len(run.records(GroupStarted)) == 1
     remove_placement_group(held)
@@ -138,7 +138,7 @@ def test_a_look_at_the_cluster_that_fails_is_said_and_does_not_end_the_looking(
     node = cluster.add_lone_host("slice-1")
     epoch = run.until_training(2)
     cluster.drain(node, 60.0)
-    wait_for(lambda: run.records(PreemptionSeen), "the notice", 60.0)
+    wait_for(lambda: run.records(PreemptionSeen), "the notice")
     run.until_training(1, epoch)
     run.finish()
     said = capfd.readouterr().err + capfd.readouterr().out

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 def test_a_run_waits_grows_shrinks_and_grows_again(cluster: RayCluster, tmp_path: Path) -> None:
     cluster.add_host("slice-0", 0)
     run = Running(tmp_path, elastic_steps, (2, 4), max_failures=1)
-    wait_for(lambda: run.records(Waiting), "the wait", 60.0)
+    wait_for(lambda: run.records(Waiting), "the wait")
     waits = run.records(Waiting)[0]
     assert waits.workers_min == 2
     assert "at least 2 workers; 0 whole slices are free; slice-0: not whole (1 of 2 hosts" in waits.message

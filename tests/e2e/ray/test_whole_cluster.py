@@ -11,7 +11,7 @@ import pytest
 
 from everstep import Result
 from everstep.driver import journal, records
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 from .cluster import RayCluster
 
@@ -38,7 +38,7 @@ def test_a_jax_example_trains_on_two_slices(
         cluster.add_lone_host(name)
     arguments = ("--topology", "2x4", "--chips_per_worker", "8", "--workers", "2", "2", "--steps", "60")
     process = run("tpu_slices.py", cluster.address, "--storage_path", str(tmp_path), *arguments)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "finished step 59 on 2 slices" in output
 
@@ -57,7 +57,7 @@ def test_the_same_command_resumes_on_a_new_cluster_after_the_old_one_went_down(
         for _ in range(2):
             old.add_node({}, {}, cpus=1)
         first = run("on_ray.py", old.address, *arguments)
-        wait_for(lambda: folder.exists() and committed() >= 3, "checkpoints", 120)
+        wait_for(lambda: folder.exists() and committed() >= 3, "checkpoints")
     finally:
         # Head, nodes, and the driver that ran on the head.
         first.kill()
@@ -67,7 +67,7 @@ def test_the_same_command_resumes_on_a_new_cluster_after_the_old_one_went_down(
     assert reached < 1999
     for _ in range(2):
         cluster.add_node({}, {}, cpus=1)
-    output, _ = run("on_ray.py", cluster.address, *arguments).communicate(timeout=200)
+    output, _ = run("on_ray.py", cluster.address, *arguments).communicate(timeout=LIMIT_S)
     assert "finished step 1999" in output, output
     starts = [r for r in journal.read(folder) if type(r).__name__ == "GroupStarted"]
     assert starts[-1].checkpoint is not None, "it went on from a checkpoint"
