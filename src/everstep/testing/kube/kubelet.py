@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import urllib.error
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +57,8 @@ class ProcessKubelet:
         self._namespace = namespace
         self._nodes = dict.fromkeys(nodes, True)
         self._lives: dict[str, _Life] = {}
+        self._bound: dict[str, str] = {}
+        """The node of each Pod, from when it was chosen: it takes a moment until the Pod says so itself."""
         self._hanging: set[str] = set()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -167,6 +170,7 @@ class ProcessKubelet:
         with self._lock:
             life = self._lives.get(uid)
             if life is None and not self._stopping.is_set() and self._nodes.get(node):
+                self._bound[uid] = node
                 life = self._lives[uid] = _Life(self._server, pod, self.logs, self._turn)
                 life.thread.start()
         if life is not None and "deletionTimestamp" in pod["metadata"] and not life.told_to_leave.is_set():
@@ -182,6 +186,7 @@ class ProcessKubelet:
     def _gone(self, pod: Pod) -> None:
         with self._lock:
             life = self._lives.pop(pod["metadata"]["uid"], None)
+            self._bound.pop(pod["metadata"]["uid"], None)
         if life is not None:
             life.end(0.0)
 
@@ -190,20 +195,18 @@ class ProcessKubelet:
         living = [name for name, alive in self._nodes.items() if alive and name not in tainted]
         if not living:
             return
-        load = {name: sum(life.node == name for life in self._lives.values()) for name in living}
+        load = Counter(self._bound.values())
         node = min(living, key=lambda name: load[name])
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/binding"
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod["metadata"]["name"]},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
         with contextlib.suppress(urllib.error.HTTPError):
-            self._server.request(
-                "POST",
-                path,
-                {
-                    "apiVersion": "v1",
-                    "kind": "Binding",
-                    "metadata": {"name": pod["metadata"]["name"]},
-                    "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-                },
-            )
+            self._server.request("POST", path, binding)
+            self._bound[pod["metadata"]["uid"]] = node
 
     def _tainted(self) -> set[str]:
         """Nodes that the API server knows, and nothing new is to be put on. They need not exist there."""
