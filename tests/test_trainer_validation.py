@@ -111,7 +111,7 @@ def test_a_bad_argument_is_answered_with_its_name_and_a_remedy(arguments, hint):
 
 @pytest.mark.parametrize(
     "argument",
-    ["datasets", "dataset_config", "validation_config", "metadata", "resume_from_checkpoint"],
+    ["dataset_config", "validation_config", "metadata", "resume_from_checkpoint"],
 )
 def test_an_argument_of_ray_trains_that_is_out_is_refused_with_a_remedy(argument):
     with pytest.raises(RefusedError, match=argument) as caught:
@@ -127,8 +127,8 @@ def test_a_subclass_answers_with_its_own_name_and_arguments():
 
     with pytest.raises(ConfigError, match="MyTrainer has no argument 'my_confg'. Did you mean my_config?"):
         MyTrainer(takes_nothing, my_confg=1)
-    with pytest.raises(RefusedError, match="MyTrainer.datasets="):
-        MyTrainer(takes_nothing, datasets={"train": 1})
+    with pytest.raises(RefusedError, match="MyTrainer.metadata="):
+        MyTrainer(takes_nothing, metadata={"train": 1})
     MyTrainer(takes_nothing, my_config=1, run_config=RunConfig())
 
 

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from everstep.control.deadlines import (
         Deadlines as Deadlines,
     )
+    from everstep.datasets import (
+        TRAIN_DATASET_KEY as TRAIN_DATASET_KEY,
+        get_dataset_shard as get_dataset_shard,
+    )
     from everstep.errors import (
         ConfigError as ConfigError,
         ControllerError as ControllerError,
@@ -56,14 +60,12 @@ if TYPE_CHECKING:
         PreemptionInfo as PreemptionInfo,
     )
     from everstep.refusals import (
-        TRAIN_DATASET_KEY as TRAIN_DATASET_KEY,
         BackendConfig as BackendConfig,
         DataConfig as DataConfig,
         SyncConfig as SyncConfig,
         ValidationConfig as ValidationConfig,
         ValidationFn as ValidationFn,
         ValidationTaskConfig as ValidationTaskConfig,
-        get_dataset_shard as get_dataset_shard,
     )
     from everstep.session import (
         TrainContext as TrainContext,
@@ -92,6 +94,7 @@ _HOMES = {
     ),
     "config": ("CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"),
     "control.deadlines": ("Deadlines",),
+    "datasets": ("TRAIN_DATASET_KEY", "get_dataset_shard"),
     "errors": (
         "ConfigError",
         "ControllerError",
@@ -114,11 +117,9 @@ _HOMES = {
         "BackendConfig",
         "DataConfig",
         "SyncConfig",
-        "TRAIN_DATASET_KEY",
         "ValidationConfig",
         "ValidationFn",
         "ValidationTaskConfig",
-        "get_dataset_shard",
     ),
     "session": (
         "TrainContext",

@@ -18,8 +18,8 @@ from everstep.errors import ConfigError, RefusedError
 
 _TUNE = "It belongs to Ray Tune. Leave it out"
 _DATA = (
-    "Everstep has no Ray Data. Iterate over your data in the training function: any iterable works, and "
-    "everstep.get_context() gives the rank and world size to shard by"
+    "Leave it out: every data set in Trainer(datasets=…) is divided among the workers. Prepare data before "
+    "it is handed over, or in the training function"
 )
 _VALIDATION = (
     "Everstep runs no validation tasks. Validate in the training function, or start a job of your own from "
@@ -73,7 +73,6 @@ REFUSED_ARGUMENTS: Mapping[str, Mapping[str, Refusal]] = {
     },
     "LoggingConfig": {},
     "Trainer": {
-        "datasets": Refusal(_DATA, harmless=({},)),
         "dataset_config": Refusal(_DATA),
         "validation_config": Refusal(_VALIDATION),
         "metadata": Refusal(
@@ -211,15 +210,6 @@ class BackendConfig(_RefusedClass):
         "Write a class with the methods of everstep.backend.base.Backend, and give an instance to "
         "Trainer(backend_config=…)"
     )
-
-
-def get_dataset_shard(dataset_name: str | None = None) -> NoReturn:
-    """Ray Data's; refused."""
-    _refuse_name("get_dataset_shard()", _DATA)
-
-
-TRAIN_DATASET_KEY = "train"
-"""The same string as Ray Train's; it has no use here, since ``datasets=`` is refused."""
 
 
 class TuneContext:

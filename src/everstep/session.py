@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +26,7 @@ from everstep.checkpoint import (
     CheckpointUploadMode,
     ReportedCheckpoint,
 )
+from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
 from everstep.storage import checkpoints as store, restore, snapshots
@@ -133,6 +134,7 @@ class Session:
         self._uncommitted: list[int] = []
         self._committed = threading.Condition()
         self._undriven = False
+        self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
 
@@ -155,8 +157,10 @@ class Session:
         if delete_local is None:
             delete_local = mode.default_delete_local_checkpoint_after_upload()
         uploads = mode is not CheckpointUploadMode.NO_UPLOAD and upload_fn is None
-        if uploads and checkpoint is not None and os.path.isdir(checkpoint.path):
-            check_source(Path(checkpoint.path), self._run, delete=delete_local)
+        if checkpoint is not None and os.path.isdir(checkpoint.path):
+            if uploads:
+                check_source(Path(checkpoint.path), self._run, delete=delete_local)
+            self.datasets.put_into(Path(checkpoint.path))
         self._index += 1
         index = self._index
         restored, self._restored = self._restored, 0.0
@@ -303,6 +307,17 @@ class Session:
         self._uploads.wait()
 
     # ------------------------------------------------------------------ restoring
+
+    def hand_over(self, datasets: Mapping[str, Any]) -> None:
+        """The data sets that the training function can ask for."""
+        self.datasets = Datasets(self._rank, datasets, self._places)
+
+    def _places(self) -> Mapping[str, Any]:
+        """Of data sets, in the checkpoint that this worker starts from."""
+        if self.spec.checkpoint is None:
+            return NOWHERE
+        found = restore.read(self._run.child(self.spec.checkpoint), is_place_file, self.spec.storage_options)
+        return agreed_places(found)
 
     def checkpoint(self) -> Checkpoint | None:
         if self.spec.checkpoint is None:

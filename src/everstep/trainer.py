@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 from everstep.backend.base import Backend, NoBackend
 from everstep.checkpoint import Result
 from everstep.config import RunConfig, ScalingConfig
+from everstep.datasets import checked_datasets
 from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import refuse_arguments
 
@@ -41,6 +42,8 @@ class Trainer:
             given, an empty one.
         scaling_config: How many workers, and what each needs. One worker by default.
         run_config: Where the run lives, and how it deals with failures.
+        datasets: By name: map-style data sets, ``everstep.data.Stream``s, or on the Ray engine
+            ``ray.data.Dataset``s. ``get_dataset_shard(name)`` gives a worker its share.
         engine: ``"local"``: processes of this machine. ``"ray"``: nodes of a Ray cluster. ``"auto"``: Ray
             where ``ray.is_initialized()`` or ``RAY_ADDRESS`` is set, else local. Or an engine such as
             ``everstep.testing.LocalCluster(…)``.
@@ -55,6 +58,7 @@ class Trainer:
         train_loop_config: Mapping[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
         engine: object = "auto",
         backend_config: Backend | None = None,
         **refused: object,
@@ -66,6 +70,7 @@ class Trainer:
         self.train_loop_config = _checked_loop_config(train_loop_config, takes_config)
         self.scaling_config = _checked_config(name, "scaling_config", scaling_config, ScalingConfig)
         self.run_config = _checked_config(name, "run_config", run_config, RunConfig)
+        self.datasets = checked_datasets(datasets)
         self.engine = _checked_engine(engine)
         if backend_config is not None and (
             isinstance(backend_config, type) or not isinstance(backend_config, Backend)
@@ -94,6 +99,7 @@ class Trainer:
             RunSpec(
                 train_fn=self.train_loop_per_worker,
                 train_loop_config=self.train_loop_config,
+                datasets=self.datasets,
                 backend=self.backend(),
                 scaling=self.scaling_config,
                 run=self.run_config,

@@ -154,7 +154,9 @@ def work(
         link.send(wire.frame(wire.Joined()))
         sessions.enter(session)
         session.begin()
-        value = function(*cloudpickle.loads(config))
+        arguments, datasets = cloudpickle.loads(config)
+        session.hand_over(datasets)
+        value = function(*arguments)
         session.finish()
         link.send(wire.frame(_returned(value) if member.group_rank == 0 else wire.Returned(None)))
     except SystemExit as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -62,6 +62,26 @@ class MicroPlan:
         return folded(self.key, self.epochs[0], self.ids[0])
 
 
+def as_one(micros: Sequence[MicroPlan]) -> MicroPlan:
+    """A rank's micro-batches of a step as a single one, without padding unless that is all there is."""
+    real = [micro for micro in micros if micro.real] or [micros[0]]
+    first = real[0]
+
+    def parts(of: Callable[[MicroPlan], Sequence[Any]]) -> list[Any]:
+        return [part for micro in real for part in of(micro)[: micro.real or None]]
+
+    samples = None if first.samples is None else parts(lambda micro: micro.samples or ())
+    return MicroPlan(
+        parts(lambda micro: micro.ids),
+        parts(lambda micro: micro.epochs),
+        sum(micro.real for micro in real),
+        first.weight,
+        first.key,
+        last=True,
+        samples=samples,
+    )
+
+
 @dataclass(frozen=True)
 class StepPlan:
     number: int
@@ -89,7 +109,6 @@ class IndexedFeed:
         self.seed = seed
         self.shuffle = shuffle
         self.total = None if epochs is None else epochs * length
-        self._order = lru_cache(maxsize=4)(self._order_of)
 
     def steps(self, batching: Batching) -> int | None:
         """How many steps the whole stream has."""
@@ -158,8 +177,14 @@ class IndexedFeed:
                 ids[at] = number
         return ids
 
-    def _order_of(self, epoch: int) -> Permutation | InOrder:
-        return Permutation(self.length, self.seed, epoch) if self.shuffle else InOrder(self.length)
+    def _order(self, epoch: int) -> Permutation | InOrder:
+        return order_of(self.length, self.seed, epoch) if self.shuffle else InOrder(self.length)
+
+
+@lru_cache(maxsize=8)
+def order_of(length: int, seed: int, epoch: int) -> Permutation:
+    """The order of one pass."""
+    return Permutation(length, seed, epoch)
 
 
 @lru_cache(maxsize=8)

@@ -145,6 +145,7 @@ def run_here(spec: RunSpec, name: str, run: Store, lease: Lease, say: Callable[[
         endpoint = spec.backend.host(member)
         spec.backend.join(member, endpoint, limits.start_s)
         config = spec.train_loop_config
+        session.hand_over(spec.datasets)
         value = spec.train_fn() if config is None else spec.train_fn(dict(config))
         session.finish()
         spec.backend.leave(member)

@@ -42,22 +42,36 @@ def pickle_function(function: Any, backend: Backend) -> bytes:
         ) from error
 
 
-def pickle_arguments(config: Mapping[str, Any] | None) -> bytes:
-    """What the function is called with: the config, or nothing."""
+def pickle_arguments(config: Mapping[str, Any] | None, datasets: Mapping[str, Any]) -> bytes:
+    """What the function is called with, the config or nothing, and the data sets that it can ask for."""
     arguments = () if config is None else (dict(config),)
     try:
-        return _dumps(arguments)[0]
+        return _dumps((arguments, dict(datasets)))[0]
     except Exception as error:
-        for key, value in (config or {}).items():
+        for name, value in _given(config, datasets).items():
             if not _travels(value):
                 raise FunctionLoadError(
-                    f"train_loop_config[{key!r}] can't be pickled: {type(value).__name__} ({error})",
+                    f"{name} can't be pickled: {type(value).__name__} ({error})",
                     "make it inside the training function",
                 ) from error
         raise FunctionLoadError(f"train_loop_config can't be pickled: {error}") from error
 
 
-def check_size(function: Any, code: bytes, config: Mapping[str, Any] | None, arguments: bytes) -> None:
+def _given(config: Mapping[str, Any] | None, datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is handed to the training function, by the name that it has in the user's script."""
+    return {
+        **{f"train_loop_config[{key!r}]": value for key, value in (config or {}).items()},
+        **{f"datasets[{name!r}]": value for name, value in datasets.items()},
+    }
+
+
+def check_size(
+    function: Any,
+    code: bytes,
+    config: Mapping[str, Any] | None,
+    datasets: Mapping[str, Any],
+    arguments: bytes,
+) -> None:
     """Refuse what is too large to be sent to the workers, and name it."""
     size = len(code) + len(arguments)
     if size <= wire.MAX_PAYLOAD:
@@ -65,7 +79,8 @@ def check_size(function: Any, code: bytes, config: Mapping[str, Any] | None, arg
     if len(code) >= len(arguments):
         what, parts = "the training function", {repr(n): v for n, v in _used(function).items()}
     else:
-        what, parts = "train_loop_config", {f"[{key!r}]": value for key, value in (config or {}).items()}
+        what = "train_loop_config, with the data sets," if datasets else "train_loop_config"
+        parts = _given(config, datasets)
     sizes = {name: _size(value) for name, value in parts.items()}
     largest = max(sizes, key=lambda name: sizes[name], default="")
     most = f", most of it {largest} ({wire.as_size(sizes[largest])})" if largest else ""

@@ -28,6 +28,7 @@ from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import EndRun, Outcome
 from everstep.control.events import StopKind
 from everstep.control.failures import Failure, Kind
+from everstep.datasets import is_rays
 from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.clock import MachineClock
@@ -71,6 +72,7 @@ class RunSpec:
     train_fn: Callable[..., Any]
     train_loop_config: Mapping[str, Any] | None
     """None: the function is called without an argument."""
+    datasets: Mapping[str, Any]
     backend: Backend
     scaling: ScalingConfig
     run: RunConfig
@@ -87,14 +89,15 @@ def run_training(spec: RunSpec) -> Result:
     limits = Limits.of(spec.run.deadlines)
     run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
-    arguments = payload.pickle_arguments(spec.train_loop_config)
-    if spec.scaling.num_workers:
-        payload.check_size(spec.train_fn, code, spec.train_loop_config, arguments)
+    here = spec.scaling.num_workers == 0
+    engine = LocalEngine() if here else _engine(spec.engine)
+    datasets = {name: _handed_over(name, dataset, engine) for name, dataset in spec.datasets.items()}
+    arguments = payload.pickle_arguments(spec.train_loop_config, datasets)
+    if not here:
+        payload.check_size(spec.train_fn, code, spec.train_loop_config, datasets, arguments)
         payload.check_working_folder(spec.run.worker_runtime_env)
     probe(run)
     config = payload.config_digest(spec.train_loop_config)
-    here = spec.scaling.num_workers == 0
-    engine = LocalEngine() if here else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
     clock = MachineClock()
@@ -254,6 +257,21 @@ def _engine(engine: object) -> Engine:
     if engine in ("auto", "local"):
         return LocalEngine()
     return engine  # type: ignore[return-value]
+
+
+def _handed_over(name: str, dataset: Any, engine: Engine) -> Any:
+    """What travels to the workers in the place of a data set."""
+    if not is_rays(dataset):
+        return dataset
+    if engine.shares_machine:
+        raise ConfigError(
+            f"Trainer.datasets[{name!r}] is a ray.data.Dataset, and the workers are not on Ray.",
+            "Give engine='ray', or a map-style data set.",
+            f"Trainer.datasets[{name!r}]",
+        )
+    from everstep.engine.ray.datasets import RayDataset
+
+    return RayDataset(dataset)
 
 
 def _ray_is_near() -> bool:

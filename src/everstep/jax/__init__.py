@@ -41,6 +41,7 @@ class JaxTrainer(Trainer):
         jax_config: JaxConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
         engine: object = "auto",
         **refused: Any,
     ) -> None:
@@ -51,6 +52,7 @@ class JaxTrainer(Trainer):
             train_loop_config=train_loop_config,
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
             engine=engine,
             **refused,
         )

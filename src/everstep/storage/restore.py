@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +29,7 @@ from everstep.errors import DamagedCheckpointError, StorageError
 from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
 from everstep.storage.folder import Draft, compare, digest_of, files_below, make_private
 from everstep.storage.private import private_folder, shared_temporary
-from everstep.storage.store import PARALLEL_FILES, FileRecord, Store
+from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
 WAIT_S = 3600.0
 """How long a process waits for another one of its host that is downloading."""
@@ -88,6 +88,24 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
         for file in _compared(manifest):
             look(file)
     return manifest
+
+
+def read(
+    checkpoint: Store, wanted: Callable[[str], bool], options: Mapping[str, str] | None = None
+) -> dict[str, bytes]:
+    """Small files of a checkpoint, by path, each compared with its record."""
+    manifest = _manifest(checkpoint)
+    place = checkpoint if manifest.external is None else open_store(manifest.external, options)
+    found = {}
+    for expected in manifest.files:
+        if wanted(expected.path):
+            data = place.read(expected.path)
+            if data is None:
+                raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
+            record = FileRecord(expected.path, len(data), hashlib.sha256(data).hexdigest())
+            compare(checkpoint.address(), expected, record)
+            found[expected.path] = data
+    return found
 
 
 def fetch(checkpoint: Store, cache: Path) -> Path:

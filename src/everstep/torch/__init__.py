@@ -70,6 +70,7 @@ class TorchTrainer(Trainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
         engine: object = "auto",
         **refused: Any,
     ) -> None:
@@ -80,6 +81,7 @@ class TorchTrainer(Trainer):
             train_loop_config=train_loop_config,
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
             engine=engine,
             **refused,
         )

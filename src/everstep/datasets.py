@@ -1,0 +1,156 @@
+"""The data sets that a ``Trainer`` hands to its workers. Their places are saved with every checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everstep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everstep.data.shard import DatasetShard
+
+logger = logging.getLogger("everstep")
+
+TRAIN_DATASET_KEY = "train"
+"""The same string as Ray Train's: the name that most scripts give to their only data set."""
+
+PLACE_FILE = ".everstep-data-{rank}.json"
+"""In a checkpoint, from each rank that saves: the places of its data sets, by name."""
+
+
+class Datasets:
+    """What one worker was handed, and what it has made of it."""
+
+    def __init__(self, rank: int, given: Mapping[str, Any], places: Callable[[], Mapping[str, Any]]) -> None:
+        """``places``: those in the checkpoint that the worker starts from."""
+        self._rank = rank
+        self._given = given
+        self._places = places
+        self._shards: dict[str, DatasetShard] = {}
+
+    def shard(self, name: str | None) -> Any:
+        if name is None:
+            name = next(iter(self._given)) if len(self._given) == 1 else TRAIN_DATASET_KEY
+        if name not in self._given:
+            there = ", ".join(map(repr, self._given)) or "none"
+            raise ConfigError(
+                f"get_dataset_shard({name!r}): the Trainer was given {there}.",
+                f"Give it: Trainer(…, datasets={{{name!r}: …}}).",
+                f"Trainer.datasets[{name!r}]",
+            )
+        source = self._given[name]
+        if isinstance(source, HandedOver):
+            return source.for_this_worker()
+        if name not in self._shards:
+            self._shards[name] = self._opened(name, source)
+        return self._shards[name]
+
+    def _opened(self, name: str, source: Any) -> DatasetShard:
+        from everstep.data.group import rank_here
+        from everstep.data.shard import DatasetShard
+
+        shard = DatasetShard(name, source, rank_here(None, None))
+        places = self._places()
+        if name in places:
+            shard.load_state_dict(places[name])
+        elif places is not NOWHERE:
+            logger.warning(
+                "the checkpoint has no place of the data set %r, which begins anew: it was saved without "
+                "get_dataset_shard(%r), or by code of your own (NO_UPLOAD)",
+                name,
+                name,
+            )
+        return shard
+
+    def put_into(self, folder: Path) -> None:
+        """Save the places in a checkpoint that is about to be reported."""
+        if self._shards:
+            places = {name: shard.state_dict() for name, shard in self._shards.items()}
+            (folder / PLACE_FILE.format(rank=self._rank)).write_text(json.dumps(places))
+
+
+NOWHERE: Mapping[str, Any] = {}
+"""There is no checkpoint."""
+
+
+class HandedOver:
+    """A data set that isn't Everstep's to divide: an engine's own. Its position isn't saved."""
+
+    def for_this_worker(self) -> Any:
+        raise NotImplementedError
+
+
+def agreed_places(found: Mapping[str, bytes]) -> Mapping[str, Any]:
+    """The places in a checkpoint, by the files of its ranks. All ranks must have been at the same."""
+    places: dict[str, tuple[str, Any]] = {}
+    for path, content in sorted(found.items()):
+        for name, place in json.loads(content).items():
+            before, known = places.setdefault(name, (path, place))
+            if known != place:
+                raise ConfigError(
+                    f"The checkpoint has two places of the data set {name!r}: {before} says {known}, {path} "
+                    f"says {place}.",
+                    "Ranks must take equally many batches before they report a checkpoint together.",
+                    f"Trainer.datasets[{name!r}]",
+                )
+    return {name: place for name, (_, place) in places.items()}
+
+
+def is_place_file(path: str) -> bool:
+    start, end = PLACE_FILE.split("{rank}")
+    return path.startswith(start) and path.endswith(end)
+
+
+def checked_datasets(given: object) -> dict[str, Any]:
+    """What ``Trainer(datasets=…)`` was given."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(
+            f"Trainer.datasets is a {type(given).__name__}, expected data sets by name.",
+            "Give datasets={'train': dataset}.",
+            "Trainer.datasets",
+        )
+    for name, source in given.items():
+        if not is_rays(source):
+            _check(name, source)
+    return dict(given)
+
+
+def _check(name: str, source: Any) -> None:
+    from everstep.data.sources import length_of
+    from everstep.data.stream import Stream
+
+    if isinstance(source, Stream):
+        return
+    try:
+        length_of(source)
+    except ConfigError as error:
+        raise ConfigError(
+            f"Trainer.datasets[{name!r}] is a {type(source).__name__}, expected a map-style data set with "
+            "samples, or a Stream.",
+            "Give something with len(dataset) and dataset[i], or everstep.data.Stream(…); on the Ray engine "
+            "a ray.data.Dataset.",
+            f"Trainer.datasets[{name!r}]",
+        ) from error
+
+
+def is_rays(source: object) -> bool:
+    """Whether it is a data set of Ray Data's."""
+    return any(kind.__module__.startswith("ray.data") for kind in type(source).__mro__)
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """This worker's share of a data set that the ``Trainer`` was given.
+
+    Each loop over it is one pass, dealt to the workers in batches. Its place is saved with every checkpoint
+    that is reported, so that after a restart, on any number of workers, each sample of the pass is seen
+    once. A ``ray.data.Dataset`` gives Ray's own iterator, whose position isn't saved.
+    """
+    from everstep.session import current
+
+    return current("get_dataset_shard").datasets.shard(dataset_name)
