@@ -54,6 +54,10 @@ class Controller:
     def newest(self) -> CheckpointRef | None:
         return self.run.checkpoints.newest
 
+    def committing(self, group: Group) -> set[int]:
+        """Reports of this group whose checkpoints are being committed."""
+        return self.run.checkpoints.committing(self.run.epoch, group.number, group.generation)
+
     @property
     def asked(self) -> c.AskReason:
         """Why the workers should save now, if they should."""

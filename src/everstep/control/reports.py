@@ -80,6 +80,14 @@ class ReportBook:
         """Checkpoints that have a part and can't be committed yet, by index."""
         return {k: _folder(parts) for k, parts in sorted(self._pending.items())}
 
+    def has_all(self, index: int) -> bool:
+        """Whether every rank has made report ``index``, or returned."""
+        return all(upto >= index or rank in self._returned for rank, upto in self._upto.items())
+
+    def is_uploading(self, upto: int) -> bool:
+        """Whether a part of one of the reports up to this one is on its way to storage."""
+        return any(index <= upto for owed in self._owed.values() for index in owed)
+
     def missing(self, index: int) -> list[int]:
         """The ranks that checkpoint ``index`` waits for."""
         return sorted(rank for rank in self._ranks if not self._settled(rank, index))

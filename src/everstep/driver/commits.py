@@ -27,9 +27,6 @@ from everstep.storage.checkpoints import Manifest
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 
-Incarnation = tuple[int, int]
-"""(replica group, generation)."""
-
 
 class Commits:
     def __init__(
@@ -54,26 +51,17 @@ class Commits:
         self._say = say
         self._spawn = spawn
         self._clock = clock
-        self._under_way: set[tuple[Incarnation, int]] = set()
         self._removing: set[str] = set()
-
-    def under_way(self, of: Incarnation) -> set[int]:
-        """Reports of this incarnation whose checkpoints are being committed."""
-        return {index for incarnation, index in self._under_way if incarnation == of}
 
     async def commit(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> bool:
         """Commit it, and let go of what it replaces. False if it can't be committed."""
         ready = command.checkpoint
-        key = ((command.group, command.generation), ready.index)
-        self._under_way.add(key)
         try:
             manifest = await self._until_known(command, metrics)
         except StorageError as error:
             self._say(f"checkpoint {ready.folder} can't be committed: {error}")
             self._emit(e.CommitFailed(at=self._clock.now(), folder=ready.folder, reason=str(error)))
             return False
-        finally:
-            self._under_way.discard(key)
         self._write(
             records.Committed(
                 self._clock.now(),

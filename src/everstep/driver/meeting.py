@@ -26,9 +26,9 @@ class Meeting:
         self._ranks, self._epoch, self._over = ranks, epoch, over
         self._waiting.clear()
 
-    def waits(self, rank: int, turn: int) -> bool:
-        """Whether this question of this rank is still to be answered."""
-        return turn > self._over and rank in self._waiting.get(turn, ())
+    def unanswered(self, rank: int) -> set[int]:
+        """The numbers of this rank's questions that are still to be answered."""
+        return {asked[rank].seq for asked in self._waiting.values() if rank in asked}
 
     def ask(self, rank: int, ask: wire.Ask) -> None:
         if ask.turn <= self._over:
