@@ -193,6 +193,25 @@ class StorageAccessError(StorageError, TrainingFailedError):
     """Storage that can't be written or read with what we were given. Never retried."""
 
 
+class JournalFormatError(StorageError, TrainingFailedError):
+    """The run's journal has a format that this version of Everstep doesn't read. Never retried."""
+
+
+class AgentVersionError(TrainingFailedError):
+    """The agent of a host speaks another version of the protocol than this driver. Never retried."""
+
+    def __init__(self, host: str, found: int, expected: int) -> None:
+        super().__init__(
+            f"the agent of host {host} speaks version {found} of Everstep's protocol, and this driver "
+            f"version {expected}",
+            "install the same version of Everstep on every host and where the script runs",
+        )
+        self.host = host
+        self.found = found
+        self.expected = expected
+        self.args = (host, found, expected)
+
+
 class RunOwnedError(TrainingFailedError):
     """Another driver has this run, and lives."""
 

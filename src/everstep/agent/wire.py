@@ -19,7 +19,10 @@ from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.storage.store import Limits
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
+"""Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
+nothing is ever removed or changed.
+"""
 MAX_PAYLOAD = 256 << 20
 """What a user may send at once: the function and its config, the metrics of a report, a return value, a
 broadcast. Whoever takes it from the user checks it, and says what is too large.
