@@ -349,6 +349,9 @@ class Controller:
         """Its folder stays as it is: what can't be committed by us may be somebody else's."""
         self.run.is_held(event.folder)
         if self.run.checkpoints.failed(event.folder):
+            if event.cause is not None:
+                self.run.do(c.FailureSeen(event.at, event.cause))
+                self._ending.refuse(event.cause, event.at)
             self._storage_changed(event.at)
 
     def _storage_changed(self, at: float) -> None:

@@ -88,9 +88,13 @@ class ReportBook:
         """Whether a part of one of the reports up to this one is on its way to storage."""
         return any(index <= upto for owed in self._owed.values() for index in owed)
 
-    def missing(self, index: int) -> list[int]:
-        """The ranks that checkpoint ``index`` waits for."""
-        return sorted(rank for rank in self._ranks if not self._settled(rank, index))
+    def behind(self, index: int) -> list[int]:
+        """The ranks that have not made report ``index``, and have not returned."""
+        return sorted(rank for rank in self._ranks - self._returned if self._upto[rank] < index)
+
+    def uploads(self, index: int) -> list[int]:
+        """The ranks whose part of checkpoint ``index`` is on its way to storage."""
+        return sorted(rank for rank, owed in self._owed.items() if index in owed)
 
     def awaited(self, rank: int) -> set[int]:
         """Indices of this rank's checkpoints that are neither complete nor given up."""

@@ -15,11 +15,12 @@ import msgspec
 from everstep.config import CheckpointConfig
 from everstep.control import commands as c, events as e
 from everstep.control.events import CheckpointRef
+from everstep.control.failures import Failure, Kind
 from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History, to_delete
-from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.errors import ConflictingFilesError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -59,8 +60,12 @@ class Commits:
         try:
             manifest = await self._until_known(command, metrics)
         except StorageError as error:
+            now = self._clock.now()
             self._say(f"checkpoint {ready.folder} can't be committed: {error}")
-            self._emit(e.CommitFailed(at=self._clock.now(), folder=ready.folder, reason=str(error)))
+            cause = (
+                Failure(Kind.CONFLICT, now, str(error)) if isinstance(error, ConflictingFilesError) else None
+            )
+            self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
         self._write(
             records.Committed(
@@ -91,7 +96,7 @@ class Commits:
             try:
                 parts = [part.record for _, part in ready.parts]
                 return await checkpoints.commit(self._run, ref, parts, bytes(metrics))
-            except (checkpoints.CommittedOtherwiseError, DamagedCheckpointError):
+            except (checkpoints.CommittedOtherwiseError, ConflictingFilesError, DamagedCheckpointError):
                 raise
             except StorageError as error:
                 if pause == _PAUSE_S:

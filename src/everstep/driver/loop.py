@@ -487,7 +487,7 @@ class Driver:
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self.workers.rows.flush()
-        self._house.warn_of_uncommitted(self.controller, self._limits.commit_warn_s)
+        self._house.warn_of_uncommitted(self.controller, self._limits)
         return self.workers.acknowledgements()
 
     def _record(self, record: c.Record) -> None:
