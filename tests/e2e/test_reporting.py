@@ -351,7 +351,7 @@ def test_an_asynchronous_report_that_returned_survives_its_workers_sigkill(tmp_p
             with checkpoint.as_directory() as folder:
                 return int((Path(folder) / "size").read_text())
         folder = tempfile.mkdtemp()
-        (Path(folder) / "weights").write_bytes(os.urandom(64 << 20))
+        (Path(folder) / f"weights-{get_context().get_world_rank()}").write_bytes(os.urandom(64 << 20))
         (Path(folder) / "size").write_text("7")
         report(
             {"x": 1},
