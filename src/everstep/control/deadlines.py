@@ -27,6 +27,8 @@ class Deadlines:
     """From the order to start workers to the last of them being ready, rendezvous included."""
     settle_s: float = 0.05
     """After a failure that looks like an echo, how long the cause may take to show itself."""
+    finish_report_s: float = 5.0
+    """After a failure, how long healthy ranks may take to finish the report that the failed one had made."""
     together_s: float = 0.2
     """Replica groups that fail within this time of each other are one incident, and replaced together."""
     stop_grace_s: float = 5.0

@@ -222,6 +222,7 @@ class CommitFailed(Event, frozen=True, kw_only=True):
 
 class TimerName(enum.StrEnum):
     SETTLE = "settle"
+    FINISH_REPORT = "finish report"
     KILL = "kill"
     BACKOFF = "backoff"
     RESERVE = "reserve"

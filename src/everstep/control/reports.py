@@ -7,6 +7,8 @@ don't pass through here.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 
 
@@ -91,6 +93,10 @@ class ReportBook:
     def behind(self, index: int) -> list[int]:
         """The ranks that have not made report ``index``, and have not returned."""
         return sorted(rank for rank in self._ranks - self._returned if self._upto[rank] < index)
+
+    def behind_by(self, rank: int, others: Set[int]) -> int:
+        """How many reports fewer this rank has made than the one of these others that has made most."""
+        return max((self._upto[other] - self._upto[rank] for other in others), default=0)
 
     def uploads(self, index: int) -> list[int]:
         """The ranks whose part of checkpoint ``index`` is on its way to storage."""
