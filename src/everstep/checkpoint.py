@@ -93,7 +93,8 @@ class Checkpoint:
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the files into a folder, which is made if need be, and give its path.
 
-        Without ``path`` it is a new temporary folder, which is yours to remove.
+        What is remote is downloaded once a host, however many of its processes ask for a copy. Without
+        ``path`` it is a new temporary folder, which is yours to remove.
         """
         if path is None:
             target = tempfile.mkdtemp(prefix="everstep_checkpoint_")

@@ -193,6 +193,39 @@ class StorageAccessError(StorageError, TrainingFailedError):
     """Storage that can't be written or read with what we were given. Never retried."""
 
 
+class ConflictingFilesError(StorageError):
+    """Ranks saved different files under one name, in one checkpoint: all but one would be lost."""
+
+    def __init__(self, file: str, ranks: tuple[int, ...]) -> None:
+        some = f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+        super().__init__(
+            f"ranks {some} saved {file!r} in the same checkpoint, with different content",
+            "give it a name of its own on each rank, such as f'shard-{rank}', or save it on one rank only",
+        )
+        self.file = file
+        self.ranks = ranks
+        self.args = (file, ranks)
+
+
+class JournalFormatError(StorageError, TrainingFailedError):
+    """The run's journal has a format that this version of Everstep doesn't read. Never retried."""
+
+
+class AgentVersionError(TrainingFailedError):
+    """The agent of a host speaks another version of the protocol than this driver. Never retried."""
+
+    def __init__(self, host: str, found: int, expected: int) -> None:
+        super().__init__(
+            f"the agent of host {host} speaks version {found} of Everstep's protocol, and this driver "
+            f"version {expected}",
+            "install the same version of Everstep on every host and where the script runs",
+        )
+        self.host = host
+        self.found = found
+        self.expected = expected
+        self.args = (host, found, expected)
+
+
 class RunOwnedError(TrainingFailedError):
     """Another driver has this run, and lives."""
 

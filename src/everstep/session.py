@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 MAX_UNCOMMITTED = 16
 """Checkpoints of one rank that may wait for other ranks, before ``report`` waits."""
 
+_EQUALLY_OFTEN = (
+    "every rank must call report() equally often, with checkpoint=None where it has nothing to save"
+)
+
 
 class Link(Protocol):
     """A worker's way to its driver."""
@@ -266,8 +270,8 @@ class Session:
                 if left <= 0 or not self._committed.wait(left):
                     raise RuntimeError(
                         f"rank {self._rank} has {MAX_UNCOMMITTED} checkpoints that other ranks have not "
-                        f"reported after {self.spec.report_wait_s:g} s: every rank must call report() "
-                        "equally often, with checkpoint=None where it has nothing to save"
+                        f"reported after {self.spec.report_wait_s:g} s (Deadlines.report_wait_s): "
+                        f"{_EQUALLY_OFTEN}"
                     )
             self._uncommitted.append(index)
 
@@ -320,6 +324,9 @@ class Session:
         return agreed_places(found)
 
     def checkpoint(self) -> Checkpoint | None:
+        """What this worker was given to start from, until it has reported something itself."""
+        if self._index:
+            return self._newest()
         if self.spec.checkpoint is None:
             return None
         options = self.spec.storage_options
@@ -328,8 +335,37 @@ class Session:
             return Checkpoint(manifest.external, storage_options=options)
         return RestoredCheckpoint(self._run.address(self.spec.checkpoint), storage_options=options)
 
+    def _newest(self) -> Checkpoint | None:
+        limit_s = self.spec.report_wait_s
+        try:
+            found = self._list("newest", self._index, limit_s)
+        except TimeoutError:
+            raise RuntimeError(
+                f"get_checkpoint() at rank {self._rank} waits for report {self._index} of other ranks since "
+                f"{limit_s:g} s (Deadlines.report_wait_s): {_EQUALLY_OFTEN}"
+            ) from None
+        options = self.spec.storage_options
+        for one in found:
+            kind = Checkpoint if one.external else RestoredCheckpoint
+            return kind(one.address, storage_options=options)
+        return None
+
+    def reported(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
+        try:
+            found = self._list("checkpoints", self._index, timeout_s)
+        except TimeoutError:
+            found = self._list("checkpoints", 0, None)  # as it is now
+        options = self.spec.storage_options
+        return [
+            ReportedCheckpoint(Checkpoint(one.address, storage_options=options), one.metrics) for one in found
+        ]
+
+    def _list(self, what: str, upto: int, timeout_s: float | None) -> list[wire.Listed]:
+        return wire.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
+
     def restored(self) -> None:
-        self._restored = time.monotonic() - self._began
+        if not self._index:
+            self._restored = time.monotonic() - self._began
 
     def begin(self) -> None:
         """The training function starts now."""
@@ -500,7 +536,12 @@ def report(
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The newest committed checkpoint when this worker started, or None at a fresh start."""
+    """The newest committed checkpoint of the run, or None if there is none yet.
+
+    Before the first report, that is the one to start from. After a report it is the checkpoint of that
+    report, on every rank, also on those that had nothing to save: it waits for the other ranks to make the
+    same report. Uploads in the background aren't waited for.
+    """
     return current("get_checkpoint").checkpoint()
 
 
@@ -513,12 +554,20 @@ def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,
 ) -> list[ReportedCheckpoint]:
-    """All checkpoints of the run that are committed and kept, oldest first, with rank 0's metrics."""
-    session = current("get_all_reported_checkpoints")
-    answer = session._link.ask("checkpoints", b"", timeout_s)
-    rows = msgspec.msgpack.decode(answer)
-    options = session.spec.storage_options
-    return [ReportedCheckpoint(Checkpoint(path, storage_options=options), metrics) for path, metrics in rows]
+    """All checkpoints of the run that are kept, with rank 0's metrics, in the order of
+    ``Result.best_checkpoints``.
+
+    Waits until the reports that this rank has made are committed or given up, uploads in the background
+    included; at most ``timeout_s``, after which the list has what is committed by then. Without validation
+    tasks both modes mean the same.
+    """
+    if not isinstance(consistency_mode, CheckpointConsistencyMode):
+        raise ConfigError(
+            f"consistency_mode is {consistency_mode!r}",
+            "give CheckpointConsistencyMode.COMMITTED or CheckpointConsistencyMode.VALIDATED",
+            "get_all_reported_checkpoints.consistency_mode",
+        )
+    return current("get_all_reported_checkpoints").reported(timeout_s)
 
 
 def should_checkpoint() -> bool:

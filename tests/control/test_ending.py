@@ -254,3 +254,16 @@ def test_new_code_that_can_not_be_loaded_ends_the_run() -> None:
     failure = Failure(Kind.LOAD, 0.0, "SyntaxError", host="a.0")
     hands.tell(e.HostUnprepared(at=0.0, host="a.0", failure=failure))
     assert hands.last(c.EndRun).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_was_saved_and_can_not_be_kept_fails_the_run_even_if_every_rank_returned(returned: bool) -> None:
+    hands = running()
+    hands.silent.add(c.CommitCheckpoint)
+    hands.checkpoint(1, (0, 1))
+    if returned:
+        hands.returns(0, 1)
+    cause = Failure(Kind.CONFLICT, 0.0, "ranks 0 and 1 saved 'weights'")
+    hands.tell(e.CommitFailed(at=0.0, folder="e1-g0-k1", reason=cause.message, cause=cause))
+    end = hands.last(c.EndRun)
+    assert (end.outcome, end.cause) == (Outcome.FAILED, cause)

@@ -118,6 +118,7 @@ def test_every_cause_has_its_budget_but_those_that_no_retry_cures() -> None:
         Kind.LOAD,
         Kind.STORAGE,
         Kind.LIMIT,
+        Kind.CONFLICT,
     ]
 
 

@@ -25,7 +25,7 @@ def ranks_of(ready: Ready) -> list[int]:
 def test_a_checkpoint_is_complete_when_every_rank_has_brought_its_part() -> None:
     reports = book()
     assert reports.reported(0, 1, (), (part(1),)) == Settled()
-    assert reports.missing(1) == [1]
+    assert reports.behind(1) == [1]
     (ready,) = reports.reported(1, 1, (), (part(1),)).ready
     assert (ready.index, ready.folder, ranks_of(ready)) == (1, "k1", [0, 1])
 

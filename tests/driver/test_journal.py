@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import struct
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from everstep.driver.history import History, read_history
 from everstep.driver.journal import Journal
 from everstep.driver.lease import Lease
 from everstep.driver.records import Opened, Owner
-from everstep.errors import FencedError, RunOwnedError, StorageError
+from everstep.errors import FencedError, JournalFormatError, RunOwnedError, StorageError
 from everstep.storage.asynchronous import ImmediateStore, ThreadedStore, complete
 from everstep.storage.folder import FolderStore
 from everstep.storage.store import Limits, Store, open_store
@@ -402,11 +404,74 @@ def test_a_journal_that_was_removed_gets_a_new_beginning(run: Store, tmp_path: P
     assert list(read_history(run).checkpoints) == [f"c1-{n}" for n in range(1, 14)]
 
 
-def test_a_journal_of_a_newer_version_is_refused(run: Store) -> None:
-    record = msgspec.structs.replace(opened(1), format=records.FORMAT + 1)
-    run.create(f"{journal.FOLDER}/{journal.key_of(1)}", records.encode(record))
-    with pytest.raises(StorageError, match="newer Everstep"):
+OWNER_2 = {"host": "h", "boot": "b", "pid": 1, "started": 1, "engine": "", "pid_namespace": "n"}
+METRICS_2 = {"type": "Metrics", "epoch": 1, "first": 1, "rows": [{"n": 1}, {"n": 2}]}
+OPENED_2 = {
+    "type": "Opened",
+    "format": 2,
+    "lease": 1,
+    "owner": OWNER_2,
+    "at": 0.0,
+    "wall": 0.0,
+    "version": "0.0.9",
+    "name": "run",
+    "workers_min": 1,
+    "workers_max": 1,
+    "fingerprint": "code",
+    "config": "config",
+    "nonce": "n",
+}
+COMMITTED_2 = {
+    "type": "Committed",
+    "at": 1.0,
+    "folder": "checkpoint_0001_000002",
+    "epoch": 1,
+    "index": 2,
+    "metrics": {"n": 2},
+    "external": None,
+}
+CLOSED_2 = {"type": "Closed", "at": 2.0, "outcome": "stopped", "message": "", "value": None}
+
+
+def put(run: Store, number: int, *found: dict[str, Any]) -> None:
+    data = b""
+    for record in found:
+        body = msgspec.msgpack.encode(record)
+        data += struct.pack("<II", len(body), zlib.crc32(body)) + body
+    run.create(f"{journal.FOLDER}/{journal.key_of(number)}", data)
+
+
+def test_a_journal_of_the_version_before_is_read_and_gone_on_with(run: Store) -> None:
+    put(run, 1, OPENED_2, METRICS_2)
+    put(run, 2, {"type": "Snapshot", "archives": []}, OPENED_2, METRICS_2, COMMITTED_2)
+    put(run, 3, CLOSED_2)
+    taken = take(run)
+    assert [*taken.history.checkpoints] == ["checkpoint_0001_000002"]
+    write(taken.journal, 1, first=3)
+    assert rows(run) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(records.OLDEST - 1, "Finish the run with Everstep 0.0.9"), (records.FORMAT + 1, "Upgrade Everstep")],
+)
+def test_a_journal_of_a_version_that_is_not_read_is_refused_with_the_remedy(
+    run: Store, number: int, remedy: str
+) -> None:
+    put(run, 1, {**OPENED_2, "format": number})
+    with pytest.raises(
+        JournalFormatError, match=f"format {number}.*{records.OLDEST} to {records.FORMAT}"
+    ) as e:
         take(run)
+    assert remedy in str(e.value)
+
+
+def test_a_driver_that_is_replaced_by_one_of_a_newer_version_stops(run: Store) -> None:
+    log = take(run).journal
+    put(run, 2, {**OPENED_2, "format": records.FORMAT + 1})
+    log.append(records.Renewed(0.0))
+    with pytest.raises(FencedError, match="another version"):
+        flush(log)
 
 
 def test_a_journal_of_which_only_an_archive_is_left_is_damaged_and_its_numbers_are_not_used_again(

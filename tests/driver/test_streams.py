@@ -35,8 +35,8 @@ def state(acknowledged: tuple[int, bytes] | None) -> tuple[int, Summary]:
 
 def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> None:
     stream = Stream(HERE, 0)
-    size = hear(stream, wire.Hello(1), wire.Joined(), plain(1), wire.Ask(1, "checkpoints"), plain(2))
-    stream.settle(set(), asking=False)
+    size = hear(stream, wire.Hello(1), wire.Joined(), plain(1), wire.Ask(1, "newest"), plain(2))
+    stream.settle(set(), set())
     assert state(stream.acknowledgement()) == (size, Summary(True, 2, 0))
     assert stream.acknowledgement() is None, "nothing has moved since"
 
@@ -45,20 +45,21 @@ def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
     stream = Stream(HERE, 0)
     before = hear(stream, wire.Joined(), plain(1))
     after = hear(stream, saving(2), plain(3))
-    stream.settle({2}, asking=False)
+    stream.settle({2}, set())
     assert state(stream.acknowledgement()) == (before, Summary(True, 1, 0))
-    stream.settle(set(), asking=False)
+    stream.settle(set(), set())
     assert state(stream.acknowledgement()) == (before + after, Summary(True, 3, 0))
 
 
-def test_a_collective_is_heard_again_until_it_is_answered() -> None:
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_question_is_heard_again_until_it_is_answered(turn: int) -> None:
     stream = Stream(HERE, 0)
     before = hear(stream, wire.Joined())
-    after = hear(stream, wire.Ask(1, "barrier", b"", 1), plain(1))
-    stream.settle(set(), asking=True)
+    after = hear(stream, wire.Ask(1, "any", b"", turn), plain(1))
+    stream.settle(set(), {1})
     assert state(stream.acknowledgement())[0] == before
-    stream.settle(set(), asking=False)
-    assert state(stream.acknowledgement()) == (before + after, Summary(True, 1, 1))
+    stream.settle(set(), set())
+    assert state(stream.acknowledgement()) == (before + after, Summary(True, 1, turn))
 
 
 @pytest.mark.parametrize("last", [wire.Returned(None), wire.Raised("m", "t", False, 0.0, True)])
@@ -66,20 +67,20 @@ def test_a_workers_last_word_is_never_acknowledged(last: wire.AnyFromWorker) -> 
     stream = Stream(HERE, 0)
     before = hear(stream, plain(1))
     hear(stream, last)
-    stream.settle(set(), asking=False)
+    stream.settle(set(), set())
     assert state(stream.acknowledgement())[0] == before
-    stream.settle(set(), asking=False)
+    stream.settle(set(), set())
     assert stream.acknowledgement() is None
 
 
 def test_a_later_driver_goes_on_where_the_state_says() -> None:
     first = Stream(HERE, 0)
     hear(first, wire.Joined(), plain(1), plain(2))
-    first.settle(set(), asking=False)
+    first.settle(set(), set())
     acknowledged = first.acknowledgement()
     assert acknowledged is not None
     later = Stream(HERE, 0, *acknowledged)
     assert (later.joined, later.upto) == (True, 2)
     size = hear(later, plain(3))
-    later.settle(set(), asking=False)
+    later.settle(set(), set())
     assert state(later.acknowledgement()) == (acknowledged[0] + size, Summary(True, 3, 0))

@@ -98,8 +98,7 @@ def test_a_worker_that_dies_goes_on_from_what_is_in_the_bucket(
                 import os
                 import signal
 
-                while len(everstep.get_all_reported_checkpoints()) < step:
-                    pass
+                assert len(everstep.get_all_reported_checkpoints()) == step
                 os.kill(os.getpid(), signal.SIGKILL)
         return start
 
@@ -143,8 +142,7 @@ def test_storage_that_fails_for_a_while_is_told_and_training_goes_on(
     def function(config: dict[str, Any]) -> None:
         flag = Path(config["flag"])
         report({"step": 1}, checkpoint=save("1"))
-        while not everstep.get_all_reported_checkpoints():
-            pass  # until it is committed
+        everstep.get_all_reported_checkpoints()  # waits until it is committed
         flag.touch()
         report({"step": 2}, checkpoint=save("2"))
         flag.unlink()

@@ -318,3 +318,25 @@ def test_groups_that_stay_are_taken_over_and_the_missing_one_is_started(tmp_path
     assert second.returncode == 0, output
     assert "took over 2 workers" in output
     assert all({row["pid"] for row in rows(tmp_path)[rank]} == {pids[rank]} for rank in (0, 2))
+
+
+def test_a_question_about_checkpoints_outlives_the_driver_that_was_asked(tmp_path: Path) -> None:
+    name = f"takeover-{random.getrandbits(32):08x}"
+    first = start(tmp_path, name, function="list_checkpoints")
+    try:
+        wait_for(lambda: rows(tmp_path).get(0), "rank 0's report", 60.0)
+        journal = tmp_path / "runs" / name / "journal"
+        so_far = len(list(journal.iterdir()))
+        # What has been dealt with is acknowledged after a write to the journal.
+        wait_for(lambda: len(list(journal.iterdir())) > so_far, "the next write to the journal", 60.0)
+    finally:
+        first.kill()
+        first.wait()
+    second = start(tmp_path, name, function="list_checkpoints")
+    try:
+        wait_for(lambda: drives(name, second.pid), "the take-over", 60.0)
+        (tmp_path / "until").touch()
+        output, _ = second.communicate(timeout=60.0)
+    finally:
+        second.kill()
+    assert "returned 1" in output

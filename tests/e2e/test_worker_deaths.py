@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import everstep
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, WorkerGroupError
 from everstep.control.commands import GroupStarted, Recovered, RecoveryDecided
 from everstep.control.failures import Kind
@@ -24,7 +25,15 @@ from everstep.testing import LocalCluster
 from everstep.torch import TorchTrainer
 from processes import LIMIT_S, alive, wait_for
 
-from .training import BareTorch, jax_steps, notes, steps_without_framework, torch_steps
+from .training import (
+    BareTorch,
+    jax_steps,
+    notes,
+    restore_step,
+    save_step,
+    steps_without_framework,
+    torch_steps,
+)
 
 
 class Fit:
@@ -302,3 +311,38 @@ def test_a_second_fit_with_the_same_name_resumes(tmp_path: Path) -> None:
     assert again.metrics_history == result.metrics_history
     assert again.checkpoint == result.checkpoint
     assert steps_without_framework is not None
+
+
+@pytest.mark.parametrize("max_failures", [0, 1])
+def test_a_rank_that_raises_after_a_report_does_not_cost_the_save_of_that_report(
+    tmp_path: Path, max_failures: int
+) -> None:
+    def function() -> int:
+        step = restore_step()
+        rank = everstep.get_context().get_world_rank()
+        if step > 0:
+            return step
+        for step in range(1, 4):
+            everstep.report({"step": step}, save_step(step) if rank == 0 else None)
+        if rank == 1:
+            raise RuntimeError("as asked, just after report 3")
+        threading.Event().wait()
+        return 0
+
+    trainer = Trainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            name="raises",
+            storage_path=str(tmp_path),
+            failure_config=FailureConfig(max_failures=max_failures),
+        ),
+    )
+    if max_failures:
+        assert trainer.fit().return_value == 3
+        return
+    with pytest.raises(WorkerGroupError, match="as asked"):
+        trainer.fit()
+    checkpoint = Result.from_path(tmp_path / "raises").checkpoint
+    assert checkpoint is not None
+    assert (Path(checkpoint.path) / "step").read_text() == "3"

@@ -107,6 +107,18 @@ def stop_together(until: Path, groups: int) -> None:
     draft.rename(until)
 
 
+def list_checkpoints(config: dict[str, Any]) -> int:
+    """Rank 0 saves, and asks for the list of checkpoints; the others report when told to."""
+    if train.get_context().get_world_rank() > 0:
+        while not Path(config["until"]).exists():
+            time.sleep(PACE_S)
+        train.report({"step": 1})
+        return 0
+    train.report({"step": 1}, checkpoint=save_step(1))
+    note(config, step=1)
+    return len(train.get_all_reported_checkpoints())
+
+
 def torch_shards(config: dict[str, Any]) -> int:
     """Every rank saves a large part in the background, so that an upload is nearly always under way."""
     import torch

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import ConfigError, DamagedCheckpointError, StorageError
+from everstep.errors import ConfigError, ConflictingFilesError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
+from everstep.storage.bucket import PIECE
 from everstep.storage.checkpoints import Manifest, Share
 from everstep.storage.store import FileRecord, Store, open_store
 from storage import blocking
@@ -56,13 +57,28 @@ def test_a_later_driver_can_commit_from_what_is_in_storage(store: Store, bring: 
     assert later == blocking.commit(store, "c", 1, 1, told)
 
 
-def test_a_file_that_two_ranks_bring_is_one_of_theirs_and_its_digest_is_right(
-    store: Store, bring: Bring
-) -> None:
-    parts = [bring(0, a="mine"), bring(1, a="yours")]
+def test_a_file_that_two_ranks_bring_alike_is_one_file(store: Store, bring: Bring) -> None:
+    parts = [bring(0, a="ours"), bring(1, a="ours")]
     manifest = blocking.commit(store, "c", 1, 1, parts)
     assert manifest.files == [store.child("c").digest("a")]
-    assert store.read("c/a") == b"mine"
+    assert store.read("c/a") == b"ours"
+
+
+def test_a_large_file_that_two_ranks_bring_alike_at_the_same_time_is_one_file(
+    store: Store, bring: Bring
+) -> None:
+    text = "x" * (PIECE + 1)
+    if not store.is_local:
+        store.create("c/a", b"everstep: rank 0 is writing this")
+    second, first = bring(1, a=text), bring(0, a=text)
+    assert blocking.commit(store, "c", 1, 1, [first, second]).files == [store.child("c").digest("a")]
+
+
+def test_different_files_of_one_name_are_not_committed(store: Store, bring: Bring) -> None:
+    parts = [bring(0, a="mine", b="b"), bring(1, a="yours"), bring(2, c="c"), bring(3, a="theirs")]
+    with pytest.raises(ConflictingFilesError, match="ranks 0, 1 and 3 saved 'a'"):
+        blocking.commit(store, "c", 1, 1, parts)
+    assert blocking.read_manifest(store, "c") is None
 
 
 def test_a_part_that_is_brought_again_after_a_crash_is_the_same(store: Store, bring: Bring) -> None:

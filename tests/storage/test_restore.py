@@ -288,6 +288,35 @@ def test_a_checkpoint_at_a_uri_reads_as_one_in_a_folder(server: S3Server, home: 
     assert contents_of(target) == FILES
 
 
+_COPY = """
+import sys
+from everstep import Checkpoint
+print(Checkpoint(sys.argv[1], storage_options=eval(sys.argv[2])).to_directory(sys.argv[3] or None))
+"""
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_processes_of_one_host_share_one_download_to_directories_of_their_own(
+    faulty: Store, proxy: FaultyProxy, server: S3Server, home: Path, together: bool
+) -> None:
+    address = save(faulty, home).address()
+    Checkpoint(address, storage_options=server.options()).set_metadata({"step": 1})
+    proxy.seen.clear()
+    options, target = repr(server.options(proxy.port)), str(home / "target") if together else ""
+    command = [sys.executable, "-c", _COPY, address, options, target]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    places = [Path(process.communicate()[0].strip()) for process in processes]
+    assert len(set(places)) == (1 if together else 3)
+    for place in places:
+        assert contents_of(place) == FILES
+        assert Checkpoint(place).get_metadata() == {"step": 1}
+    assert len(pieces(proxy, "shards/0")) == 2
+    assert len(pieces(proxy, "model")) == 1
+    (places[0] / "model").write_bytes(b"the user's own")
+    with Checkpoint(address, storage_options=server.options()).as_directory() as folder:
+        assert contents_of(Path(folder)) == FILES
+
+
 def test_metadata_at_a_uri(server: S3Server, home: Path) -> None:
     address = f"s3://{server.bucket()}/run"
     save(open_store(address, server.options()), home)

@@ -132,10 +132,13 @@ class Agent:
             # asyncio keeps its own descriptor; the thread that beats has another, of the same socket.
             self._beats.add(socket.socket(fileno=os.dup(sock.fileno())), message.beat_s)
             return
-        self._connections.add(connection)
+        if message.version == wire.WIRE_VERSION:
+            self._connections.add(connection)
         connection.send(self._status())
 
     def _claim(self, connection: Connection, message: wire.Claim) -> None:
+        if connection not in self._connections:
+            return  # a driver of another version: it was told ours
         held = self._holding
         if held.run not in ("", message.run) or message.lease < held.lease:
             connection.send(self._status())

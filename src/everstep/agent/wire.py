@@ -19,7 +19,10 @@ from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.storage.store import Limits
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
+"""Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
+nothing is ever removed or changed.
+"""
 MAX_PAYLOAD = 256 << 20
 """What a user may send at once: the function and its config, the metrics of a report, a return value, a
 broadcast. Whoever takes it from the user checks it, and says what is too large.
@@ -438,13 +441,14 @@ class PartFailed(FromWorkerMessage, frozen=True):
 
 
 class Ask(FromWorkerMessage, frozen=True):
-    """Something that needs an answer: a collective of the control plane, or a question."""
+    """Something that needs an answer: a collective of the control plane, or a question about checkpoints."""
 
     seq: int
     what: str
     body: bytes = b""
+    """For a question: the last report of this rank, which is to be dealt with before the answer."""
     turn: int = 0
-    """For a collective: the how-many-th of this rank. Else 0: it is answered at once."""
+    """For a collective: its index among those of this rank, from 1. Else 0."""
 
 
 class Counted(FromWorkerMessage, frozen=True):
@@ -492,6 +496,15 @@ class Answer(ToWorker, frozen=True):
     seq: int
     body: bytes
     error: str = ""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A committed checkpoint. A list of these answers a question about checkpoints."""
+
+    address: str
+    external: bool
+    """Somebody else has put it there."""
+    metrics: dict[str, Any]
 
 
 class Committed(ToWorker, frozen=True):
@@ -542,6 +555,7 @@ to_agent = msgspec.msgpack.Decoder(AnyToAgent)
 from_agent = msgspec.msgpack.Decoder(AnyFromAgent)
 from_worker = msgspec.msgpack.Decoder(AnyFromWorker)
 to_worker = msgspec.msgpack.Decoder(AnyToWorker)
+listing = msgspec.msgpack.Decoder(list[Listed])
 
 
 # ---------------------------------------------------------------------- agent ↔ template

@@ -53,6 +53,11 @@ class Checkpoints:
         """Whether a commit of these groups, or of any, has not been answered."""
         return any(groups is None or ref.group in groups for ref in self._committing.values())
 
+    def committing(self, epoch: int, group: int, generation: int) -> set[int]:
+        """Reports of that incarnation whose checkpoints are being committed."""
+        of = (epoch, group, generation)
+        return {ref.index for ref in self._committing.values() if _incarnation(ref) == of}
+
     def highest(self, epoch: int, group: int, generation: int) -> int:
         """The highest committed index of that incarnation."""
         return self._highest.get((epoch, group, generation), 0)

@@ -54,6 +54,10 @@ class Controller:
     def newest(self) -> CheckpointRef | None:
         return self.run.checkpoints.newest
 
+    def committing(self, group: Group) -> set[int]:
+        """Reports of this group whose checkpoints are being committed."""
+        return self.run.checkpoints.committing(self.run.epoch, group.number, group.generation)
+
     @property
     def asked(self) -> c.AskReason:
         """Why the workers should save now, if they should."""
@@ -267,6 +271,7 @@ class Controller:
         group = run.current(event)
         if group is None or event.rank in group.returned or event.rank in group.gone:
             return
+        group.failed.add(event.rank)
         if failure.kind is Kind.LIMIT and not run.over:
             run.do(c.FailureSeen(event.at, failure))
             self._ending.give_up(failure, (failure,), event.at)
@@ -288,6 +293,7 @@ class Controller:
         group.returned.add(event.rank)
         self._recovery.stepped(group, event.rank, 0.0, event.at)
         self.run.settle(group, group.book.returned(event.rank))
+        self._recovery.settling.came_further(event.at)
         self._ending.check_finished(event.at)
 
     def _workers_gone(self, event: e.WorkersGone) -> None:
@@ -312,6 +318,7 @@ class Controller:
             return
         self._recovery.stepped(group, event.rank, event.restore_s, event.at)
         self.run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
+        self._recovery.settling.came_further(event.at)
         self._storage_changed(event.at)
 
     def _upload_failed(self, event: e.UploadFailed) -> None:
@@ -345,6 +352,9 @@ class Controller:
         """Its folder stays as it is: what can't be committed by us may be somebody else's."""
         self.run.is_held(event.folder)
         if self.run.checkpoints.failed(event.folder):
+            if event.cause is not None:
+                self.run.do(c.FailureSeen(event.at, event.cause))
+                self._ending.refuse(event.cause, event.at)
             self._storage_changed(event.at)
 
     def _storage_changed(self, at: float) -> None:
@@ -418,9 +428,9 @@ class Controller:
                     self._ending.uploads_took_too_long(at)
                 elif restart is not None:
                     recovery.stop_waiting_for_uploads(restart, at)
-            case TimerName.SETTLE:
+            case TimerName.SETTLE | TimerName.FINISH_REPORT:
                 if restart is not None:
-                    recovery.settled(restart, at)
+                    recovery.time_is_up(restart, event.timer, at)
             case TimerName.BACKOFF:
                 if restart is not None and restart.stage is Phase.BACKOFF:
                     recovery.placing.place(restart, at)

@@ -27,6 +27,8 @@ class Deadlines:
     """From the order to start workers to the last of them being ready, rendezvous included."""
     settle_s: float = 0.05
     """After a failure that looks like an echo, how long the cause may take to show itself."""
+    finish_report_s: float = 5.0
+    """After a failure, how long healthy ranks may take to finish the report that the failed one had made."""
     together_s: float = 0.2
     """Replica groups that fail within this time of each other are one incident, and replaced together."""
     stop_grace_s: float = 5.0
@@ -43,8 +45,10 @@ class Deadlines:
     """
     final_upload_s: float = 600.0
     """The same when a run ends."""
+    report_warn_s: float = 5.0
+    """After this long, ranks that have not made a report that others have saved a checkpoint in are named."""
     commit_warn_s: float = 60.0
-    """After this long a checkpoint that some ranks have not reported is warned about."""
+    """After this long, a checkpoint that is not committed yet is warned about, whatever it waits for."""
     capacity_log_s: float = 30.0
     """How often to say again what a waiting run is waiting for."""
     backoff_first_s: float = 1.0

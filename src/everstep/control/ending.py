@@ -12,6 +12,8 @@ from everstep.topology.slices import HostId
 
 _OWN_TIMERS = (TimerName.KILL, TimerName.UPLOAD, TimerName.GROW, TimerName.MIGRATE, TimerName.BOUNDARY)
 
+_NO_RETRY = "this can't be retried"
+
 
 class Ending:
     def __init__(self, run: Run) -> None:
@@ -47,10 +49,17 @@ class Ending:
     ) -> None:
         """A budget is spent, or (None) the cause can't be retried."""
         if budget is None:
-            message = "this can't be retried"
+            message = _NO_RETRY
         else:
             message = f"{budget.value}={self._run.budgets.limits[budget]} is spent"
         self._begin(c.EndRun(Outcome.FAILED, cause, failures, message), 0.0, at)
+
+    def refuse(self, cause: Failure, at: float) -> None:
+        """What was saved can't be kept. A run whose ranks have all returned hasn't finished, then."""
+        if self._end is None:
+            self.give_up(cause, (cause,), at)
+        elif self._end.outcome is Outcome.FINISHED:
+            self._end = c.EndRun(Outcome.FAILED, cause, (cause,), _NO_RETRY)
 
     def stop_requested(self, event: StopRequested) -> None:
         if self._end is None:

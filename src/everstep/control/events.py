@@ -216,10 +216,13 @@ class CheckpointGone(Event, frozen=True, kw_only=True):
 class CommitFailed(Event, frozen=True, kw_only=True):
     folder: str
     reason: str
+    cause: Failure | None = None
+    """If no checkpoint that is saved this way can be committed."""
 
 
 class TimerName(enum.StrEnum):
     SETTLE = "settle"
+    FINISH_REPORT = "finish report"
     KILL = "kill"
     BACKOFF = "backoff"
     RESERVE = "reserve"

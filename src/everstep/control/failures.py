@@ -33,6 +33,7 @@ class Kind(enum.StrEnum):
     LOAD = "function can't be loaded"
     STORAGE = "storage can't be used"
     LIMIT = "limit exceeded"
+    CONFLICT = "files that can't all be kept"
 
 
 BUDGET_OF: dict[Kind, Budget | None] = {
@@ -50,6 +51,7 @@ BUDGET_OF: dict[Kind, Budget | None] = {
     Kind.LOAD: None,
     Kind.STORAGE: None,
     Kind.LIMIT: None,
+    Kind.CONFLICT: None,
 }
 """Which budget a cause spends. ``None``: it is never retried."""
 

@@ -9,6 +9,9 @@ from everstep.control.placement import Assignment
 from everstep.control.reports import ReportBook
 from everstep.topology.slices import HostId, SliceName
 
+MOST_BEHIND = 16
+"""Reports. A rank that is further behind than this doesn't come to the same report in time."""
+
 
 class Group:
     """One incarnation: its members, and how far each has come."""
@@ -23,6 +26,8 @@ class Group:
         self.spawned: set[int] = set()
         self.ready: set[int] = set()
         self.returned: set[int] = set()
+        self.failed: set[int] = set()
+        """Ranks that have reported a failure, or whose end was one."""
         self.stepped: set[int] = set()
         """Ranks that have reported since this incarnation started."""
         self.nowhere = all(member.nowhere for member in self.members.values())
@@ -34,6 +39,13 @@ class Group:
     @property
     def finished(self) -> bool:
         return self.returned == self.ranks
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether healthy ranks have yet to make a report that one which failed has made, and soon may."""
+        lost = (self.failed | self.gone) - self.returned
+        behind = [self.book.behind_by(rank, lost) for rank in self.ranks - lost - self.returned]
+        return 0 < max(behind, default=0) <= MOST_BEHIND
 
     @cached_property
     def _by_host(self) -> dict[HostId, frozenset[int]]:

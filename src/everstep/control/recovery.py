@@ -22,6 +22,7 @@ from everstep.control.group import Group
 from everstep.control.placing import Placing
 from everstep.control.restart import Restart
 from everstep.control.run import Run
+from everstep.control.settling import Settling
 from everstep.control.table import Phase
 from everstep.topology.slices import HostId, SliceName
 
@@ -49,6 +50,7 @@ class Recovery:
         self._awaiting_step: list[Restart] = []
         """Started, and not every rank has reported since."""
         self.placing = Placing(run, self._start, self._too_few_left)
+        self.settling = Settling(run, self.stop)
 
     # ------------------------------------------------------------------ what fails
 
@@ -84,11 +86,7 @@ class Recovery:
         restart.attempts = tried
         if self._escalate_if_all_failed(restart, at):
             return
-        if failure.echo and run.settings.deadlines.settle_s > 0:
-            run.stage(restart, Phase.SETTLING, at)
-            run.do(c.SetTimer(TimerName.SETTLE, restart.key, at + run.settings.deadlines.settle_s))
-        else:
-            self.stop(restart, at)
+        self.settling.begin(restart, failure, at)
 
     def _widen(self, restart: Restart, groups: set[int], failure: Failure, at: float) -> None:
         """Groups that fail together are replaced together."""
@@ -109,16 +107,12 @@ class Recovery:
             return  # a resize is ending these workers: what they say of each other now costs nothing
         restart.incident.add(failure)
         restart.reason = _why(restart.incident.cause)
-        if restart.stage is Phase.SETTLING and not failure.echo:
-            self.settled(restart, at)
+        self.settling.joined(restart, failure, at)
 
-    def settled(self, restart: Restart, at: float) -> None:
-        """The cause has shown itself, or has had its time; so have groups that fail together."""
-        self._run.do(c.CancelTimer(TimerName.SETTLE, restart.key))
-        if restart.stage is Phase.SETTLING:
-            self.stop(restart, at)
-        else:
-            self._check_stopped(restart, at)
+    def time_is_up(self, restart: Restart, what: TimerName, at: float) -> None:
+        """What is waited for has had its time; so have groups that fail together."""
+        self.settling.time_is_up(restart, what, at)
+        self._check_stopped(restart, at)
 
     def _would_be_all(self) -> bool:
         return {g for restart in self._run.restarts for g in restart.groups} >= set(self._run.groups)

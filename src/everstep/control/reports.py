@@ -7,6 +7,8 @@ don't pass through here.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 
 
@@ -80,9 +82,25 @@ class ReportBook:
         """Checkpoints that have a part and can't be committed yet, by index."""
         return {k: _folder(parts) for k, parts in sorted(self._pending.items())}
 
-    def missing(self, index: int) -> list[int]:
-        """The ranks that checkpoint ``index`` waits for."""
-        return sorted(rank for rank in self._ranks if not self._settled(rank, index))
+    def has_all(self, index: int) -> bool:
+        """Whether every rank has made report ``index``, or returned."""
+        return all(upto >= index or rank in self._returned for rank, upto in self._upto.items())
+
+    def is_uploading(self, upto: int) -> bool:
+        """Whether a part of one of the reports up to this one is on its way to storage."""
+        return any(index <= upto for owed in self._owed.values() for index in owed)
+
+    def behind(self, index: int) -> list[int]:
+        """The ranks that have not made report ``index``, and have not returned."""
+        return sorted(rank for rank in self._ranks - self._returned if self._upto[rank] < index)
+
+    def behind_by(self, rank: int, others: Set[int]) -> int:
+        """How many reports fewer this rank has made than the one of these others that has made most."""
+        return max((self._upto[other] - self._upto[rank] for other in others), default=0)
+
+    def uploads(self, index: int) -> list[int]:
+        """The ranks whose part of checkpoint ``index`` is on its way to storage."""
+        return sorted(rank for rank, owed in self._owed.items() if index in owed)
 
     def awaited(self, rank: int) -> set[int]:
         """Indices of this rank's checkpoints that are neither complete nor given up."""

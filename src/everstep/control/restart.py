@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from everstep.control.commands import Recovered, Rung
+from everstep.control.events import TimerName
 from everstep.control.failures import Failure, Incident
 from everstep.control.group import Group
 from everstep.control.placement import Assignment
@@ -41,6 +42,8 @@ class Restart:
         self.rung = Rung.FIRST_START
         self.attempts = 0
         """Starts that failed so far."""
+        self.awaits: set[TimerName] = set()
+        """What is waited for before workers are ended: the cause, reports of healthy ranks."""
         self.stopping: dict[HostId, frozenset[int]] = {}
         """Ranks to be gone, by host."""
         self.waits_for_uploads = False

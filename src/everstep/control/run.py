@@ -21,6 +21,7 @@ from everstep.topology.slices import HostId, SliceName
 
 _RESTART_TIMERS = (
     TimerName.SETTLE,
+    TimerName.FINISH_REPORT,
     TimerName.KILL,
     TimerName.BACKOFF,
     TimerName.PREPARE,

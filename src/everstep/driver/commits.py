@@ -15,20 +15,18 @@ import msgspec
 from everstep.config import CheckpointConfig
 from everstep.control import commands as c, events as e
 from everstep.control.events import CheckpointRef
+from everstep.control.failures import Failure, Kind
 from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History, to_delete
-from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.errors import ConflictingFilesError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
 
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
-
-Incarnation = tuple[int, int]
-"""(replica group, generation)."""
 
 
 class Commits:
@@ -54,26 +52,21 @@ class Commits:
         self._say = say
         self._spawn = spawn
         self._clock = clock
-        self._under_way: set[tuple[Incarnation, int]] = set()
         self._removing: set[str] = set()
-
-    def under_way(self, of: Incarnation) -> set[int]:
-        """Reports of this incarnation whose checkpoints are being committed."""
-        return {index for incarnation, index in self._under_way if incarnation == of}
 
     async def commit(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> bool:
         """Commit it, and let go of what it replaces. False if it can't be committed."""
         ready = command.checkpoint
-        key = ((command.group, command.generation), ready.index)
-        self._under_way.add(key)
         try:
             manifest = await self._until_known(command, metrics)
         except StorageError as error:
+            now = self._clock.now()
             self._say(f"checkpoint {ready.folder} can't be committed: {error}")
-            self._emit(e.CommitFailed(at=self._clock.now(), folder=ready.folder, reason=str(error)))
+            cause = (
+                Failure(Kind.CONFLICT, now, str(error)) if isinstance(error, ConflictingFilesError) else None
+            )
+            self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
-        finally:
-            self._under_way.discard(key)
         self._write(
             records.Committed(
                 self._clock.now(),
@@ -103,7 +96,7 @@ class Commits:
             try:
                 parts = [part.record for _, part in ready.parts]
                 return await checkpoints.commit(self._run, ref, parts, bytes(metrics))
-            except (checkpoints.CommittedOtherwiseError, DamagedCheckpointError):
+            except (checkpoints.CommittedOtherwiseError, ConflictingFilesError, DamagedCheckpointError):
                 raise
             except StorageError as error:
                 if pause == _PAUSE_S:

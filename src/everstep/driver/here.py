@@ -25,6 +25,7 @@ from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, result_of, to_delete
 from everstep.driver.lease import Lease
+from everstep.driver.questions import all_kept, listing
 from everstep.driver.repair import Repair
 from everstep.errors import WorkerError, WorkerGroupError
 from everstep.storage import checkpoints
@@ -39,12 +40,14 @@ class HereLink:
     """A link whose other end is this process."""
 
     def __init__(self, run: Store, lease: Lease, spec: RunSpec) -> None:
+        self._folder = run
         self._run = ImmediateStore(run)
         self._history = lease.history
         self._journal = lease.journal
         self._config = spec.run.checkpoint_config
         self.epoch = 0
-        self._sending = threading.Lock()
+        self._heard = threading.Condition()
+        self._uploading: set[int] = set()
         self._rows: dict[int, msgspec.Raw] = {}
         self._frames = wire.Frames()
         self._deletions = Deletions(
@@ -57,8 +60,9 @@ class HereLink:
         self.session: sessions.Session | None = None
 
     def send(self, frame: bytes) -> None:
-        with self._sending:  # the function's thread reports, and the one that uploads
+        with self._heard:  # the function's thread reports, and the one that uploads
             self._receive(frame)
+            self._heard.notify_all()
 
     def _receive(self, frame: bytes) -> None:
         for body in self._frames.feed(frame):
@@ -68,18 +72,30 @@ class HereLink:
                     self._rows[report.index] = report.metrics
                     if report.part is not None:
                         self._commit(report.part)
+                    elif report.owed:
+                        self._uploading.add(report.index)
                 case wire.PartDone() as done:
                     self._commit(done.part)
+                    self._uploading.discard(done.part.index)
                 case wire.PartFailed() as failed:
+                    self._uploading.discard(failed.index)
                     print(f"everstep: checkpoint {failed.index} could not be saved: {failed.reason}")
                 case _:
                     pass
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
+        if what == "newest":
+            newest = self._history.newest
+            return listing([newest] if newest is not None else [], self._folder)
         if what == "checkpoints":
-            rows = [[kept.address(self._run), kept.metrics] for kept in self._history.in_order()]
-            return msgspec.msgpack.encode(rows)
+            self._wait_for_uploads(msgspec.msgpack.decode(body, type=int), timeout_s)
+            return listing(all_kept(self._history, self._config), self._folder)
         return body  # a collective of one
+
+    def _wait_for_uploads(self, upto: int, timeout_s: float | None) -> None:
+        with self._heard:
+            if not self._heard.wait_for(lambda: min(self._uploading, default=upto + 1) > upto, timeout_s):
+                raise TimeoutError
 
     def _commit(self, part: Part) -> None:
         ref = CheckpointRef(part.folder, self.epoch, part.index)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from everstep.driver.records import AnyRecord, Opened, Snapshot, decode, encode
-from everstep.errors import FencedError, StorageError
+from everstep.errors import FencedError, JournalFormatError, StorageError
 from everstep.storage.asynchronous import AsyncStore, ImmediateStore, complete
 from everstep.storage.store import FileRecord, Store, open_store
 
@@ -120,9 +120,13 @@ class Journal:
 
     async def _fenced(self) -> FencedError:
         """Another driver has written after us, or what we would have written."""
-        scan = await scan_journal(self._store)
-        openings = [record for record in scan.records() if isinstance(record, Opened)]
-        by = str(openings[-1].owner) if openings else "another driver"
+        by = "another driver"
+        try:
+            scan = await scan_journal(self._store)
+            openings = [record for record in scan.records() if isinstance(record, Opened)]
+            by = str(openings[-1].owner) if openings else by
+        except JournalFormatError:
+            by = "a driver of another version of Everstep"
         self._lost = FencedError(by)
         return self._lost
 

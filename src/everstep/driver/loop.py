@@ -88,7 +88,6 @@ class Driver:
             lease.number,
             self.controller,
             lease.history,
-            self._commits,
             self._write,
             self.emit,
             engine,
@@ -157,6 +156,7 @@ class Driver:
         )
         if left is not None:
             self._publish()
+            self.workers.tell_adopted()
             for host, message in left.messages():
                 self.on_message(host, message)
 
@@ -258,7 +258,10 @@ class Driver:
             self.on_broken(error)
 
     def _handled(self, event: e.AnyEvent) -> None:
-        """Something may have changed: who speaks for the run, and which hosts need to know the lighthouse."""
+        """Something may have changed: what is committed, who speaks for the run, and which hosts need to know
+        the lighthouse.
+        """
+        self.workers.questions.answer()
         if isinstance(event, e.Reported):
             return
         run = self.controller.run
@@ -484,7 +487,7 @@ class Driver:
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self.workers.rows.flush()
-        self._house.warn_of_uncommitted(self.controller, self._limits.commit_warn_s)
+        self._house.warn_of_uncommitted(self.controller, self._limits)
         return self.workers.acknowledgements()
 
     def _record(self, record: c.Record) -> None:

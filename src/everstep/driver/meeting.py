@@ -36,9 +36,9 @@ class Meeting:
         self._returned.add(rank)
         self._look_who_is_missing()
 
-    def waits(self, rank: int, turn: int) -> bool:
-        """Whether this question of this rank is still to be answered."""
-        return turn > self._over and rank in self._waiting.get(turn, ())
+    def unanswered(self, rank: int) -> set[int]:
+        """The numbers of this rank's questions that are still to be answered."""
+        return {asked[rank].seq for asked in self._waiting.values() if rank in asked}
 
     def ask(self, rank: int, ask: wire.Ask) -> None:
         if self._broken:

@@ -14,10 +14,12 @@ from pathlib import Path
 import msgspec
 
 from everstep.control import commands as c
-from everstep.errors import StorageError
+from everstep.errors import JournalFormatError
 
 FORMAT = 3
 """2 had leases that were counted, and snapshots only at the beginning of an object."""
+OLDEST = FORMAT - 1
+"""That is read."""
 
 _HEAD = struct.Struct("<II")
 
@@ -199,14 +201,26 @@ def _typed(body: bytes) -> AnyRecord:
     try:
         record: AnyRecord = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _newer(str(error)) from error
-    if isinstance(record, Opened) and record.format > FORMAT:
-        raise _newer(f"format {record.format}, and this one reads up to {FORMAT}")
+        raise JournalFormatError(
+            f"the journal was written by a newer Everstep ({error})", "upgrade Everstep"
+        ) from error
+    if isinstance(record, Opened):
+        _check_format(record)
     return record
 
 
-def _newer(what: str) -> StorageError:
-    return StorageError(f"the journal was written by a newer Everstep ({what})", "upgrade Everstep")
+def _check_format(opened: Opened) -> None:
+    found = f"the journal was written by Everstep {opened.version} in format {opened.format}"
+    if opened.format > FORMAT:
+        raise JournalFormatError(
+            f"{found}, which is newer than what this one reads ({OLDEST} to {FORMAT})", "upgrade Everstep"
+        )
+    if opened.format < OLDEST:
+        raise JournalFormatError(
+            f"{found}, which is older than what this one reads ({OLDEST} to {FORMAT})",
+            f"finish the run with Everstep {opened.version}, or give this one another name; its checkpoints "
+            "can be read as Checkpoint(path)",
+        )
 
 
 def this_process(engine: str = "") -> Owner:

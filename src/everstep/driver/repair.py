@@ -16,7 +16,7 @@ from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History
-from everstep.errors import DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.errors import ConflictingFilesError, DamagedCheckpointError, StorageAccessError, StorageError
 from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -106,8 +106,9 @@ class Repair:
                 encoded = [msgspec.json.encode(part) for part in parts]
                 try:
                     found.append((folder, await checkpoints.commit(self._run, ref, encoded)))
-                except checkpoints.CommittedOtherwiseError:
-                    unfinished.append(folder)  # somebody has made it void, and could not record that
+                except (checkpoints.CommittedOtherwiseError, ConflictingFilesError):
+                    # Somebody has made it void, and could not record that; or it can't be one.
+                    unfinished.append(folder)
             else:
                 unfinished.append(folder)
         for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):

@@ -381,6 +381,8 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
                 f"{cause.traceback}",
                 "Check that its imports work where the workers run; nothing was retried.",
             )
+        case Kind.CONFLICT:
+            return TrainingFailedError(f"Training failed: {cause.message}")
         case Kind.STORAGE:
             return StorageAccessError(f"Training failed: on {cause.host}, {cause.message}")
         case Kind.PREEMPTED:

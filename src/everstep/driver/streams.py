@@ -38,8 +38,8 @@ class _Open:
     summary: Summary
     index: int = 0
     """The report whose checkpoint is awaited, or 0."""
-    turn: int = 0
-    """The collective that is to be answered, or 0."""
+    seq: int = 0
+    """The question that is to be answered, or 0."""
 
 
 class Stream:
@@ -83,8 +83,8 @@ class Stream:
         match word:
             case wire.Report() if word.part is not None or word.owed:
                 self._open.append(_Open(self._offset, self._summary(), index=word.index))
-            case wire.Ask() if word.turn:
-                self._open.append(_Open(self._offset, self._summary(), turn=word.turn))
+            case wire.Ask():
+                self._open.append(_Open(self._offset, self._summary(), seq=word.seq))
             case wire.Returned() | wire.Raised():
                 self._open.append(_Open(self._offset, self._summary()))
             case _:
@@ -93,13 +93,16 @@ class Stream:
     def _summary(self) -> Summary:
         return Summary(self.joined, self.upto, self.turn)
 
-    def settle(self, committing: set[int], asking: bool) -> None:
+    def settle(self, committing: set[int], unanswered: set[int]) -> None:
         """Forget what need not be heard again: checkpoints that nobody waits for any more, questions that are
         answered.
         """
         while self._open:
             first = self._open[0]
-            waits = first.index in committing if first.index else asking if first.turn else True
+            if first.index:
+                waits = first.index in committing
+            else:
+                waits = first.seq in unanswered if first.seq else True
             if waits:
                 break
             self._open.popleft()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import cloudpickle
-import msgspec
 
 from everstep.agent import wire
 from everstep.control import commands as c, events as e
@@ -18,13 +17,13 @@ from everstep.control.table import Phase
 from everstep.driver import records
 from everstep.driver.agreement import Agreement
 from everstep.driver.clock import Clock
-from everstep.driver.commits import Commits
 from everstep.driver.exits import failure_of
 from everstep.driver.history import History
 from everstep.driver.job import Job
 from everstep.driver.meeting import Meeting
 from everstep.driver.notices import Notices
 from everstep.driver.observer import Incarnation, Observer
+from everstep.driver.questions import CheckpointQuestions
 from everstep.driver.registry import LiveWorker
 from everstep.driver.rows import Rows
 from everstep.driver.streams import Key, Stream
@@ -41,7 +40,6 @@ class Workers:
         lease: int,
         controller: Controller,
         history: History,
-        commits: Commits,
         write: Callable[[records.AnyRecord], None],
         emit: Emit,
         engine: Engine,
@@ -52,7 +50,6 @@ class Workers:
         self._lease = lease
         self._controller = controller
         self._history = history
-        self._commits = commits
         self._write = write
         self._emit = emit
         self._engine = engine
@@ -63,6 +60,9 @@ class Workers:
         self.rows = Rows(write)
         self.results = Results()
         self.talk = Talk(self.tell, lease, clock)
+        self.questions = CheckpointQuestions(
+            self.tell, controller, history, job.store, job.run.checkpoint_config
+        )
 
     # ------------------------------------------------------------------ who they are
 
@@ -83,6 +83,7 @@ class Workers:
         for key in replaced:
             del self.streams[key]
             self.pids.pop(key[2], None)
+            self.questions.forget(key[2])
         alone = not self.streams
         if alone:
             self.rows.restart()
@@ -106,6 +107,11 @@ class Workers:
         for group in groups:
             self.talk.meet(group, epoch, streams.values())
         self.talk.agreement.restart(epoch, groups)
+
+    def tell_adopted(self) -> None:
+        """How far the workers of an earlier driver have come, which that one had dealt with."""
+        for key, stream in self.streams.items():
+            self._tell_reports(key, stream, 0, [], [], 0.0)
 
     def stopping(self, command: c.StopWorkers) -> None:
         for rank in command.ranks:
@@ -164,8 +170,9 @@ class Workers:
             group = self._controller.groups.get(number)
             if group is None or group.generation != generation:
                 continue
-            awaited = self._commits.under_way((number, generation)) | group.book.awaited(rank)
-            stream.settle(awaited, self.talk.waits(number, rank, stream.turn))
+            awaited = self._controller.committing(group) | group.book.awaited(rank)
+            unanswered = self.talk.unanswered(number, rank) | self.questions.unanswered(rank)
+            stream.settle(awaited, unanswered)
             moved = stream.acknowledgement()
             if moved is not None:
                 by_host.setdefault(stream.assignment.host, []).append((generation, rank, *moved))
@@ -259,10 +266,10 @@ class Workers:
             case wire.PartFailed():
                 self._upload_failed(key, word.index, word.reason)
             case wire.Ask():
-                if word.what == "checkpoints":
-                    self._answer_checkpoints(epoch, rank, word.seq)
-                else:
+                if word.turn:
                     self.talk.meetings[stream.assignment.group_id].ask(rank, word)
+                else:
+                    self.questions.ask(rank, word)
             case wire.Counted():
                 self.talk.agreement.counted(rank, word)
             case wire.Returned():
@@ -300,11 +307,6 @@ class Workers:
         if folder in self._history.checkpoints:
             self._observer.say(f"{reason}; the one before it is used")
             self._write(records.Damaged(self._clock.now(), folder, reason))
-
-    def _answer_checkpoints(self, epoch: int, rank: int, seq: int) -> None:
-        run = self._job.store
-        rows = [[kept.address(run), kept.metrics] for kept in self._history.in_order()]
-        self.tell(epoch, [rank], wire.Answer(seq, msgspec.msgpack.encode(rows)))
 
     # ------------------------------------------------------------------ how they end
 
@@ -381,9 +383,9 @@ class Talk:
         returned = {s.assignment.rank for s in members if s.returned}
         meeting.restart({s.assignment.rank for s in members}, epoch, max(s.turn for s in members), returned)
 
-    def waits(self, group: int, rank: int, turn: int) -> bool:
-        """Whether this question of this rank is still to be answered."""
-        return self.meetings[group].waits(rank, turn)
+    def unanswered(self, group: int, rank: int) -> set[int]:
+        """The numbers of this rank's collectives that are still to be answered."""
+        return self.meetings[group].unanswered(rank)
 
 
 class Results:

@@ -26,9 +26,9 @@ import msgspec
 
 from everstep.control.events import CheckpointRef
 from everstep.control.reports import Part
-from everstep.errors import ConfigError, DamagedCheckpointError, StorageError
+from everstep.errors import ConfigError, ConflictingFilesError, DamagedCheckpointError, StorageError
 from everstep.storage.asynchronous import AsyncStore
-from everstep.storage.folder import files_below
+from everstep.storage.folder import digest_of, files_below
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
 MANIFEST = ".manifest.json"
@@ -75,6 +75,8 @@ class PartRecord(msgspec.Struct, frozen=True):
     generation: int = 0
     ranks: int = 0
     metrics: bytes = b""
+    taken: list[FileRecord] = []
+    """What this rank would have brought, and another rank had brought a file of that name already."""
 
     @property
     def checkpoint(self) -> tuple[int, int, int, int, int]:
@@ -167,8 +169,8 @@ def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None
     """Upload this rank's files into the checkpoint, durably, and then say so with a part record.
 
     Doing it again with the same files, say after a crash, comes to the same part. Where two ranks bring a
-    file of the same name, the first one's stays. ``check`` is called between the two; if it raises, there is
-    no part.
+    file of the same name, the first one's stays, and the other's part says so. ``check`` is called between
+    the two; if it raises, there is no part.
     """
     target = run.child(share.folder)
     names = [path.as_posix() for path in files_below(source) if not _is_ours(path)]
@@ -185,7 +187,10 @@ def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None
             for future in futures:
                 future.cancel()  # after a failure, what hasn't begun need not
     check()
-    return record_part(run, share, [record for record in found if record is not None])
+    brought = [record for record in found if record is not None]
+    refused = [name for name, record in zip(names, found, strict=True) if record is None]
+    taken = [FileRecord(name, *digest_of(source / name)) for name in refused]
+    return record_part(run, share, brought, taken=taken)
 
 
 def note_external(run: Store, share: Share, address: str, options: Mapping[str, str] | None = None) -> Part:
@@ -197,7 +202,13 @@ def note_external(run: Store, share: Share, address: str, options: Mapping[str, 
     return record_part(run, share, files, address)
 
 
-def record_part(run: Store, share: Share, files: list[FileRecord], external: str | None = None) -> Part:
+def record_part(
+    run: Store,
+    share: Share,
+    files: list[FileRecord],
+    external: str | None = None,
+    taken: list[FileRecord] | None = None,
+) -> Part:
     """Say what this rank has brought. Its files are there already."""
     record = PartRecord(
         share.rank,
@@ -210,6 +221,7 @@ def record_part(run: Store, share: Share, files: list[FileRecord], external: str
         share.generation,
         share.ranks,
         share.metrics,
+        taken or [],
     )
     encoded = msgspec.json.encode(record)
     if not run.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
@@ -237,8 +249,8 @@ async def commit(
 ) -> Manifest:
     """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same.
 
-    A ``StorageError`` leaves open whether it was written; asking again tells. ``CommittedOtherwiseError``
-    and ``DamagedCheckpointError`` are final.
+    A ``StorageError`` leaves open whether it was written; asking again tells. ``CommittedOtherwiseError``,
+    ``ConflictingFilesError`` and ``DamagedCheckpointError`` are final.
     """
     manifest = _manifest_from(run.address(ref.folder), ref, parts, metrics)
     if await run.create(f"{ref.folder}/{MANIFEST}", msgspec.json.encode(manifest)):
@@ -262,6 +274,7 @@ def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], 
             # earlier rank looked: the largest is the latest.
             if known is None or (record.external and file.size > known.size):
                 files[file.path] = file
+    _check_conflicts(records, files)
     return Manifest(
         FORMAT,
         ref.epoch,
@@ -274,6 +287,15 @@ def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], 
         ref.order,
         metrics or next((record.metrics for record in records if record.metrics), b""),
     ).sealed()
+
+
+def _check_conflicts(records: list[PartRecord], files: Mapping[str, FileRecord]) -> None:
+    """The same file from several ranks is one file. Different ones can't all be kept."""
+    for record in records:
+        for file in record.taken:
+            if files.get(file.path) != file:
+                claims = [r for r in records if any(f.path == file.path for f in (*r.files, *r.taken))]
+                raise ConflictingFilesError(file.path, tuple(r.rank for r in claims))
 
 
 async def make_void(run: AsyncStore, folder: str) -> bool:

@@ -27,7 +27,7 @@ import msgspec
 from everstep.checkpoint import METADATA_FILE
 from everstep.errors import DamagedCheckpointError, StorageError
 from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
-from everstep.storage.folder import Draft, compare, digest_of, files_below, make_private
+from everstep.storage.folder import Draft, FolderStore, compare, digest_of, files_below, make_private
 from everstep.storage.private import private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
@@ -136,7 +136,9 @@ def borrow(checkpoint: Store, cache: Path) -> Iterator[Path]:
 
 
 def copy_out(checkpoint: Store, target: Path) -> None:
-    """Copy a checkpoint's files into a folder of the user's, verified where there is a manifest."""
+    """Copy a checkpoint's files into a folder of the user's, verified where there is a manifest. A remote one
+    is downloaded once a host, and copied from there.
+    """
     manifest = manifest_of(checkpoint)
     if manifest is None:
         files = list(checkpoint.list())
@@ -145,8 +147,12 @@ def copy_out(checkpoint: Store, target: Path) -> None:
                 f"There is no checkpoint at {checkpoint.address()}", "check the address, and its credentials"
             )
         _download(checkpoint, files, target)
-    else:
+    elif checkpoint.is_local:
         _fill_copy(checkpoint, manifest, target)
+    else:
+        with borrow(checkpoint, default_cache()) as place:
+            _copy_files(FolderStore(place), manifest, target)
+        _copy_metadata(checkpoint, target)
 
 
 # ---------------------------------------------------------------------- filling
@@ -164,8 +170,17 @@ def _fill(checkpoint: Store, place: Path) -> Manifest:
 
 
 def _fill_copy(checkpoint: Store, manifest: Manifest, place: Path) -> None:
+    _copy_files(checkpoint, manifest, place)
+    _copy_metadata(checkpoint, place)
+
+
+def _copy_files(checkpoint: Store, manifest: Manifest, place: Path) -> None:
     missing = [file for file in _compared(manifest) if not _is_there(place, file)]
     _download(checkpoint, missing, place)
+
+
+def _copy_metadata(checkpoint: Store, place: Path) -> None:
+    """As it is now: users may change it at any time."""
     metadata = checkpoint.read(METADATA_FILE)
     if metadata is not None:
         with Draft(place, named=True, mode=0o666) as draft:

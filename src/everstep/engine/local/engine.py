@@ -16,7 +16,7 @@ from everstep.engine.hearing import Hearing
 from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, runtime_folder, socket_of
 from everstep.engine.local.machine import check_feasible, visible_gpus
 from everstep.engine.local.own_host import OwnHost
-from everstep.errors import EverstepError
+from everstep.errors import AgentVersionError, EverstepError
 from everstep.topology.slices import HostId, HostView, SliceName
 
 _LOOK_S = 0.1
@@ -50,6 +50,7 @@ class HostLink:
         self.alive = False
         self.retiring = False
         self.run = ""
+        self.version = 0
         self.known = asyncio.Event()
         self._transports: list[asyncio.Transport] = []
 
@@ -71,7 +72,7 @@ class HostLink:
 
     def heard(self, message: wire.AnyFromAgent) -> None:
         if isinstance(message, wire.Status):
-            self.run = message.run
+            self.run, self.version = message.run, message.version
             if self.retiring and message.retired:
                 self.retiring = False
                 self.alive = True
@@ -189,6 +190,26 @@ class LocalEngine:
                 except (OSError, TimeoutError):
                     self.links.pop(host, None)
                     link.close()  # not up yet, or on its way out: look again
+                else:
+                    if link.version != wire.WIRE_VERSION:
+                        self._refuse(link)
+
+    def _refuse(self, link: HostLink) -> None:
+        """It speaks another version. An agent that an earlier driver of this run left behind is ended when
+        this machine is used, like one that is silent; any other is the user's.
+        """
+        error = AgentVersionError(link.host, link.version, wire.WIRE_VERSION)
+        self.hearing.forget(link.host)
+        self._dead[link.host] = self.links.pop(link.host)
+        link.alive = False
+        link.close()
+        if self._own is None:
+            raise error
+        if link.run:
+            self.sink.on_trouble(
+                f"workers of an earlier driver are ended, and the run goes on from its newest checkpoint: "
+                f"{error.message}"
+            )
 
     def status_changed(self) -> None:
         view = [link.view() for link in self.links.values()] + [link.view() for link in self._dead.values()]

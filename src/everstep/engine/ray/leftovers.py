@@ -11,6 +11,7 @@ from everstep.engine.ray import cluster
 from everstep.engine.ray.held import Held
 from everstep.engine.ray.link import HostLink
 from everstep.engine.ray.reservations import Around, per_worker
+from everstep.errors import AgentVersionError
 from everstep.topology.slices import HostId
 
 
@@ -56,8 +57,13 @@ async def _reconnect(around: Around, held: Held, agents: dict[HostId, str]) -> b
             held.links[host] = HostLink(host, held.name, actor, around)
         async with asyncio.timeout(max(5.0, ask.deadlines.heartbeat_timeout_s * 4)):
             await asyncio.gather(*(link.connect(ask, around.whoami()) for link in held.links.values()))
-    except Exception:  # gone, silent, or of another version: it is not what we could go on with
+    except Exception as error:  # gone, silent, or of another version: it is not what we could go on with
         for link in held.links.values():
             around.unlink(link)
+        if isinstance(error, AgentVersionError):
+            around.sink.on_trouble(
+                f"workers of an earlier driver are ended, and the run goes on from its newest checkpoint: "
+                f"{error.message}"
+            )
         return False
     return all(link.run == ask.run for link in held.links.values())

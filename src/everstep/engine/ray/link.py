@@ -14,6 +14,7 @@ from everstep.engine.base import Ask
 from everstep.engine.hearing import Hearing
 from everstep.engine.ray.clocks import HostClock
 from everstep.engine.ray.upkeep import describe
+from everstep.errors import AgentVersionError
 from everstep.topology.slices import HostId
 
 _WAIT_S = 2.0
@@ -37,6 +38,7 @@ class HostLink:
         self.slice = slice_name
         self.actor = actor
         self.run = ""
+        self.version = 0
         self.known = asyncio.Event()
         self.owner = (0, 0)
         self.accelerators: dict[str, list[str]] = {}
@@ -58,6 +60,8 @@ class HostLink:
             asyncio.create_task(self._guard(lambda: self._feel_the_pulse(ask))),
         ]
         await asyncio.wait_for(self.known.wait(), ask.deadlines.heartbeat_timeout_s * 4)
+        if self.version != wire.WIRE_VERSION:
+            raise AgentVersionError(self.host, self.version, wire.WIRE_VERSION)
 
     def send(self, message: wire.AnyToAgent) -> None:
         self.actor.order.remote(self.session, wire.frame(message))
@@ -84,7 +88,7 @@ class HostLink:
             for body in frames.feed(data):
                 message = wire.from_agent.decode(body)
                 if isinstance(message, wire.Status):
-                    self.run = message.run
+                    self.run, self.version = message.run, message.version
                     self.known.set()
                 self._ears.heard(self, message)
 

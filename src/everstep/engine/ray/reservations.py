@@ -20,6 +20,7 @@ from everstep.engine.ray.link import Ears, HostLink
 from everstep.engine.ray.slicegroup import make_actor, make_group
 from everstep.engine.ray.upkeep import OffLoop, describe
 from everstep.engine.ray.watch import Watch
+from everstep.errors import AgentVersionError
 from everstep.topology.slices import SliceName
 
 logger = logging.getLogger("everstep")
@@ -106,6 +107,10 @@ class Reservations:
             self._failures += 1
             await asyncio.wait({self.give_back(made)}, timeout=END_S)
             self._forget(reservation)
+            mismatch = errors.subgroup(AgentVersionError)
+            if mismatch is not None:
+                self._around.sink.on_broken(mismatch.exceptions[0])
+                return
             self._around.sink.on_reservation_failed(reservation, _reason(errors))
         except asyncio.CancelledError:
             self.give_back(made)

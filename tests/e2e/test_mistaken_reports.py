@@ -1,0 +1,113 @@
+"""Reports that can't come to a checkpoint: what is wrong is said soon, and by name."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import (
+    Checkpoint,
+    CheckpointUploadMode,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    get_context,
+    report,
+)
+
+from .scripts import start
+
+
+def fit(function: Any, tmp_path: Path, workers: int = 3, **run: Any) -> Result:
+    scaling = ScalingConfig(num_workers=workers)
+    return Trainer(
+        function, scaling_config=scaling, run_config=RunConfig(storage_path=str(tmp_path), **run)
+    ).fit()
+
+
+def save(files: dict[str, str]) -> Checkpoint:
+    folder = tempfile.mkdtemp()
+    for name, text in files.items():
+        (Path(folder) / name).parent.mkdir(exist_ok=True)
+        (Path(folder) / name).write_text(text)
+    return Checkpoint.from_directory(folder)
+
+
+def test_ranks_that_never_report_are_named_while_training_goes_on(tmp_path: Path) -> None:
+    body = """
+    from e2e.training import save_step
+
+    def only_rank_0_reports():
+        if everstep.get_context().get_world_rank() == 0:
+            for step in range(3):
+                everstep.report({"step": step}, checkpoint=save_step(step))
+        while not (HERE / "seen").exists():
+            time.sleep(0.01)
+
+    Trainer(
+        only_rank_0_reports,
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=RunConfig(storage_path=str(HERE / "runs"), deadlines=Deadlines(commit_warn_s=3600)),
+    ).fit()
+    """
+    process = start(tmp_path, body)
+    assert process.stderr is not None
+    try:
+        told = next(line for line in process.stderr if "can't be committed yet" in line)
+        (tmp_path / "seen").touch()
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "checkpoint_0001_000001 can't be committed yet: ranks 1, 2 have not finished report 1" in told
+    assert "Every rank must call report() equally often, with checkpoint=None" in told
+    assert "can't be committed yet" not in rest, "once is enough"
+    assert process.returncode == 0, rest
+
+
+@pytest.mark.parametrize("upload", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
+@pytest.mark.parametrize("returns", [False, True])
+def test_one_file_name_with_different_content_is_an_error_that_names_ranks_and_file(
+    tmp_path: Path, upload: CheckpointUploadMode, returns: bool
+) -> None:
+    def function() -> None:
+        rank = get_context().get_world_rank()
+        files = {f"shard-{rank}": str(rank), "sub/weights": "same" if rank == 0 else f"from {rank}"}
+        report({}, save(files if rank < 2 else {"own": "x"}), checkpoint_upload_mode=upload)
+        if not returns:
+            everstep.collective.barrier()
+            report({})
+            everstep.get_all_reported_checkpoints()
+
+    with pytest.raises(TrainingFailedError) as raised:
+        fit(function, tmp_path, name="clash", failure_config=FailureConfig(max_failures=-1))
+    assert "ranks 0 and 1 saved 'sub/weights' in the same checkpoint" in str(raised.value).splitlines()[0]
+    assert "f'shard-{rank}'" in str(raised.value)
+    assert Result.from_path(tmp_path / "clash").checkpoint is None
+
+
+def test_a_run_that_ended_for_conflicting_files_can_be_resumed(tmp_path: Path) -> None:
+    def function() -> None:
+        context = get_context()
+        content = str(context.get_world_rank() if context.get_epoch() == 1 else "same")
+        report({"epoch": context.get_epoch()}, save({"weights": content}))
+
+    with pytest.raises(TrainingFailedError, match="with different content"):
+        fit(function, tmp_path, name="clash")
+    result = fit(function, tmp_path, name="clash")
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [2]
+
+
+def test_the_same_file_from_every_rank_is_one_file(tmp_path: Path) -> None:
+    def function() -> None:
+        report({}, save({"config.json": "{}"}))
+
+    checkpoint = fit(function, tmp_path).checkpoint
+    assert checkpoint is not None
+    assert (Path(checkpoint.path) / "config.json").read_text() == "{}"
