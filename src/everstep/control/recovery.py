@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from everstep.control import commands as c
-from everstep.control.budgets import Backoff
+from everstep.control.budgets import Backoff, FirstStarts
 from everstep.control.commands import Rung
 from everstep.control.ending import Ending
 from everstep.control.events import TimerName
@@ -46,6 +46,7 @@ class Recovery:
         self._run = run
         self._ending = ending
         self._backoff = Backoff(run.settings.deadlines)
+        self._first_starts = FirstStarts(run.settings.deadlines.first_start_attempts)
         self._awaiting_step: list[Restart] = []
         """Started, and not every rank has reported since."""
         self.placing = Placing(run, self._start, self._too_few_left)
@@ -408,11 +409,21 @@ class Recovery:
         assert not incident.charged, "an incident is charged once"
         cause = incident.cause
         budget = self._budget_of(restart, cause)
-        if budget is None or not self._run.budgets.spend(budget):
+        if budget is None:
+            self._ending.give_up(cause, tuple(incident.failures), at)
+            return False
+        if cause.kind is Kind.START and not self._run.trained and self._first_starts.failed(cause):
+            why = (
+                f"the start failed {self._first_starts.limit} times in the same way, and nothing was trained"
+            )
+            self._ending.give_up(cause, tuple(incident.failures), at, why)
+            return False
+        if not self._run.budgets.spend(budget):
             if budget is Budget.REPLICAS:
                 self._escalate(restart, at)
                 return False
-            self._ending.give_up(cause, tuple(incident.failures), at, budget)
+            why = f"{budget.value}={self._run.budgets.limits[budget]} is spent"
+            self._ending.give_up(cause, tuple(incident.failures), at, why)
             return False
         incident.charged = True
         if cause.host is not None and not cause.echo and cause.kind in _BLAMES_HOST:

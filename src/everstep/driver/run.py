@@ -84,6 +84,10 @@ class TrainingTerminated(SystemExit):
 def run_training(spec: RunSpec) -> Result:
     """Run it, and give what came of it, or raise what ended it."""
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    here = spec.scaling.num_workers == 0
+    engine = LocalEngine() if here else _engine(spec.engine)
+    if engine.shares_machine:
+        payload.check_framework(spec.backend)
     limits = Limits.of(spec.run.deadlines)
     run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
@@ -93,8 +97,6 @@ def run_training(spec: RunSpec) -> Result:
         payload.check_working_folder(spec.run.worker_runtime_env)
     probe(run)
     config = payload.config_digest(spec.train_loop_config)
-    here = spec.scaling.num_workers == 0
-    engine = LocalEngine() if here else _engine(spec.engine)
     display = make_display()
     fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
     clock = MachineClock()
@@ -370,6 +372,8 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
             return PreemptionError(PreemptionInfo(None, ranks))
         case Kind.START | Kind.RESERVATION | Kind.LIMIT if cause.rank is None:
             return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
+        case Kind.START:
+            return ControllerError(WorkerGroupError(end.message, failures, cause.rank))
         case _:
             if cause.rank is None:
                 lost = next(iter(_ranks_on(driver, cause.host)), 0)
