@@ -49,6 +49,7 @@ class Recovery:
         self._first_starts = FirstStarts(run.settings.deadlines.first_start_attempts)
         self._awaiting_step: list[Restart] = []
         """Started, and not every rank has reported since."""
+        self._told_unsaved = False
         self.placing = Placing(run, self._start, self._too_few_left)
 
     # ------------------------------------------------------------------ what fails
@@ -62,6 +63,7 @@ class Recovery:
         run.do(c.FailureSeen(at, failure))
         if run.over:
             return
+        tried = max(tried, self._replaced_in_vain(groups, failure, at))
         for restart in list(run.restarts):
             if restart not in run.restarts or not (restart.full or restart.groups & groups):
                 continue
@@ -85,11 +87,25 @@ class Recovery:
         restart.attempts = tried
         if self._escalate_if_all_failed(restart, at):
             return
+        if not restart.full and tried >= run.settings.group_attempts:
+            self._escalate(restart, at)
+            return
         if failure.echo and run.settings.deadlines.settle_s > 0:
             run.stage(restart, Phase.SETTLING, at)
             run.do(c.SetTimer(TimerName.SETTLE, restart.key, at + run.settings.deadlines.settle_s))
         else:
             self.stop(restart, at)
+
+    def _replaced_in_vain(self, groups: set[int], failure: Failure, at: float) -> int:
+        """How often in a row these groups were replaced, and failed again before they had trained.
+
+        Trained: every rank has reported, or a healthy time has passed.
+        """
+        if failure.kind is Kind.PREEMPTED:
+            return 0
+        since = at - self._run.settings.deadlines.healthy_s
+        young = [r for r in self._awaiting_step if r.groups & groups and r.ready > since]
+        return max((r.attempts + 1 for r in young if not r.full), default=0)
 
     def _widen(self, restart: Restart, groups: set[int], failure: Failure, at: float) -> None:
         """Groups that fail together are replaced together."""
@@ -438,7 +454,14 @@ class Recovery:
         budgets = self._run.budgets
         groups = () if restart.full else tuple(sorted(restart.groups))
         spent, limit = budgets.spent[budget], budgets.limits[budget]
-        self._run.do(c.RecoveryDecided(at, cause, budget.value, spent, limit, groups, pause))
+        unsaved = 0 if restart.full or self._told_unsaved else self._unsaved(restart)
+        self._told_unsaved = self._told_unsaved or bool(unsaved)
+        self._run.do(c.RecoveryDecided(at, cause, budget.value, spent, limit, groups, pause, unsaved))
+
+    def _unsaved(self, restart: Restart) -> int:
+        """Steps of the groups that go on while there is no checkpoint."""
+        others = [g for g in self._run.groups.values() if g.number not in restart.groups]
+        return 0 if self._run.checkpoints.newest else max((g.book.furthest for g in others), default=0)
 
     # ------------------------------------------------------------------ starting
 
