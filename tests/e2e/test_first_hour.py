@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,42 @@ def test_a_spent_controller_failure_limit_is_a_controller_error_that_shows_the_f
     failure = caught.value.controller_failure
     assert isinstance(failure, WorkerGroupError)
     assert "ConnectionRefusedError" in failure.worker_failures[0].traceback
+
+
+SCRIPT = """
+import argparse, logging, sys
+import everstep as train
+
+log = logging.getLogger("model")
+
+def train_loop():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float)
+    lr = parser.parse_args().lr
+    log.debug("learning rate %s", lr)
+    logging.getLogger("quiet").info("not worth a line")
+    train.report({"lr": lr, "script": sys.argv[0]})
+
+if __name__ == "__main__":
+    format = "{levelname}|{name}|{message}"
+    logging.basicConfig(level=logging.INFO, format=format, style="{", stream=sys.stdout)
+    log.setLevel(logging.DEBUG)
+    logging.getLogger("quiet").setLevel(logging.WARNING)
+    result = train.Trainer(train_loop, run_config=train.RunConfig(storage_path="runs")).fit()
+    assert result.metrics == {"lr": 0.25, "script": sys.argv[0]}, result.metrics
+"""
+
+
+def test_workers_have_the_arguments_and_the_logging_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py", "--lr", "0.25"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    logged = [line for text in (done.stdout, done.stderr) for line in text.splitlines() if "|model|" in line]
+    assert logged == ["[rank 0] DEBUG|model|learning rate 0.25"], done.stderr
+    assert "not worth a line" not in done.stdout + done.stderr

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from everstep.agent import kernel, threads, wire
+from everstep.agent.script import set_up_logging
 from everstep.backend.base import packages_of
 
 _FDS_PER_FORK = 2
@@ -100,6 +101,7 @@ class Template:
         # Imports make millions of objects that stay: collecting garbage among them is a fifth of the time.
         gc.disable()
         sys.path[:] = load.python_path
+        sys.argv[:] = load.script.argv  # before the user's modules, which may read it when they are imported
         self._may_fork = load.may_fork
         try:
             missing = _import_all(load.preload)
@@ -108,6 +110,7 @@ class Template:
             for package in packages_of(backend):
                 if package in missing:
                     raise ImportError(f"{package} can't be imported: {missing[package]}")
+            set_up_logging(load.script)
         except BaseException as error:  # whatever the user's module raises when it is imported
             message = wire.clip(f"{type(error).__name__}: {error}")
             self._say(wire.LoadFailed(message, wire.clip(traceback.format_exc())))

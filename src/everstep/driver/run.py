@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from everstep import __version__
+from everstep.agent.script import this_script
 from everstep.backend.base import Backend
 from everstep.callbacks import TrainRunContext
 from everstep.checkpoint import Result
@@ -159,6 +160,7 @@ def run_training(spec: RunSpec) -> Result:
         random.getrandbits(62),
         fingerprint,
         leave_marker(run),
+        this_script(),
     )
     context = TrainRunContext(
         f"{name}-{lease.number}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
