@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import inspect
@@ -130,6 +131,38 @@ def test_the_page_has_all_of_ray_train_and_nothing_else():
     real, listed = set(real_items()), set(TABLE)
     assert not sorted(map(str, real - listed)), "in Ray Train, but not in docs/from-ray-train.md"
     assert not sorted(map(str, listed - real)), "in docs/from-ray-train.md, but not in Ray Train"
+
+
+def packages_of_ray_train() -> dict[str, set[str]]:
+    """The public names of every package below ``ray.train``. Read, not imported: most need more than Ray."""
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:
+        pytest.skip("Ray Train isn't installed, and it is what the page is held against")
+    root = Path(spec.origin).parent
+    found = {}
+    for path in sorted((root / "train").rglob("__init__.py")):
+        module = ".".join(("ray", *path.parent.relative_to(root).parts))
+        names = _public_names(path)
+        if names and module != "ray.train" and module not in HOMES and "_internal" not in module:
+            found[module] = names
+    return found
+
+
+def _public_names(path: Path) -> set[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) == "__all__" for target in node.targets):
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def test_every_name_of_the_other_packages_has_a_line_that_says_what_it_costs_to_move():
+    listed: dict[str, set[str]] = {}
+    row = re.compile(r"^\| `(ray\.train\.[\w.]+)` \| (`.*`) \| \S.* \|$", re.MULTILINE)
+    for package, names in row.findall(PAGE.read_text()):
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in listed.setdefault(package, set()), f"{package}.{name} is listed twice"
+            listed[package].add(name)
+    assert listed == packages_of_ray_train()
 
 
 def test_every_line_has_a_status_and_every_difference_is_explained():

@@ -111,7 +111,13 @@ def test_a_bad_argument_is_answered_with_its_name_and_a_remedy(arguments, hint):
 
 @pytest.mark.parametrize(
     "argument",
-    ["dataset_config", "validation_config", "metadata", "resume_from_checkpoint"],
+    [
+        "dataset_config",
+        "validation_config",
+        "metadata",
+        "resume_from_checkpoint",
+        "restore_from_checkpoint",
+    ],
 )
 def test_an_argument_of_ray_trains_that_is_out_is_refused_with_a_remedy(argument):
     with pytest.raises(RefusedError, match=argument) as caught:

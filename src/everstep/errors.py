@@ -135,10 +135,16 @@ class NCCLHangError(WorkerGroupError):
 
 
 class ControllerError(TrainingFailedError):
-    """The run could not be started or kept: a reservation, a start, a rendezvous, or a bug of ours."""
+    """The run could not be started or kept: a reservation, a start, a rendezvous, or a bug of ours.
+
+    ``controller_failure`` says what it was; where workers failed before training began, it is a
+    ``WorkerGroupError`` with their ``worker_failures``.
+    """
 
     def __init__(self, controller_failure: BaseException) -> None:
-        super().__init__(f"Training failed in the controller: {_one_line(controller_failure)}")
+        told = isinstance(controller_failure, TrainingFailedError)  # it begins with the first cause itself
+        prefix = "" if told else "Training failed in the controller: "
+        super().__init__(f"{prefix}{_one_line(controller_failure)}")
         self.controller_failure = controller_failure
         self.args = (controller_failure,)
 

@@ -25,6 +25,10 @@ _VALIDATION = (
     "Everstep runs no validation tasks. Validate in the training function, or start a job of your own from "
     "UserCallback.after_report, which gets every committed checkpoint"
 )
+_RESUME = (
+    "The same RunConfig(storage_path=…, name=…) resumes by itself. To start from another run's "
+    "checkpoint, put it into train_loop_config: train_loop_config={'checkpoint': Checkpoint(path)}"
+)
 _FILESYSTEM = "Everstep takes no pyarrow filesystems. Give a folder or a URI as the path instead"
 
 
@@ -78,10 +82,8 @@ REFUSED_ARGUMENTS: Mapping[str, Mapping[str, Refusal]] = {
         "metadata": Refusal(
             "Put it into train_loop_config, or next to the weights with Checkpoint.set_metadata(…)"
         ),
-        "resume_from_checkpoint": Refusal(
-            "The same RunConfig(storage_path=…, name=…) resumes by itself. To start from another run's "
-            "checkpoint, put it into train_loop_config: train_loop_config={'checkpoint': Checkpoint(path)}"
-        ),
+        "resume_from_checkpoint": Refusal(_RESUME),
+        "restore_from_checkpoint": Refusal(_RESUME),
         "preprocessor": Refusal(_DATA),
     },
 }

@@ -306,6 +306,14 @@ class Session:
             self._uncommitted = [k for k in self._uncommitted if k > index]
             self._committed.notify_all()
 
+    def wait_until_committed(self, upto: int, timeout_s: float | None) -> None:
+        """Until the checkpoints of the reports up to this one are committed, or given up."""
+        with self._committed:
+            if not self._committed.wait_for(
+                lambda: min(self._uncommitted, default=upto + 1) > upto, timeout_s
+            ):
+                raise TimeoutError
+
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there."""
         self._uploads.wait()

@@ -77,6 +77,8 @@ def some(kind: Any) -> Any:
             return list(choices)[-1]
         case msgspec.inspect.RawType():
             return msgspec.Raw(msgspec.msgpack.encode({"loss": 0.5}))
+        case msgspec.inspect.LiteralType(choices):
+            return choices[-1]
         case msgspec.inspect.BoolType():
             return True
         case msgspec.inspect.IntType():

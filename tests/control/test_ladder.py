@@ -445,3 +445,48 @@ def test_a_template_that_dies_while_a_commit_is_waited_for_has_a_new_deadline() 
     hands.forget()
     hands.pass_time(limit)
     assert hands.last(c.RecoveryDecided).cause.message.startswith("host a.0 not ready")
+
+
+# ---------------------------------------------------------------------- a first start that never works
+
+
+def starting() -> Hands:
+    """A run whose first start is under way."""
+    hands = Hands(fixed(2), ())
+    hands.silent.add(c.StartWorkers)
+    hands.capacity(*views("a", "b"))
+    return hands
+
+
+def fail_to_start(hands: Hands, message: str) -> None:
+    hands.fail(0, message=message)
+    hands.pass_time(60.0)
+
+
+def test_a_first_start_that_fails_the_same_way_again_and_again_ends_whatever_the_budgets_say() -> None:
+    hands = starting()
+    for port in (50001, 50002, 50003, 50004):
+        fail_to_start(hands, f"ConnectionRefusedError: port {port}")
+        assert hands.brain.phase is Phase.STARTING
+    fail_to_start(hands, "ConnectionRefusedError: port 50005")
+    end = hands.last(c.EndRun)
+    assert end.outcome is Outcome.FAILED
+    assert end.cause is not None
+    assert "port 50005" in end.cause.message
+    assert "5 times in the same way" in end.message
+
+
+def test_first_starts_that_fail_in_different_ways_are_tried_again() -> None:
+    hands = starting()
+    for n in range(20):
+        fail_to_start(hands, "ConnectionRefusedError" if n % 2 else "TimeoutError")
+        assert hands.brain.phase is Phase.STARTING
+
+
+def test_once_a_run_has_trained_its_starts_may_fail_in_the_same_way_as_the_budget_allows() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.silent.add(c.StartWorkers)
+    hands.fail(0)
+    for _ in range(20):
+        fail_to_start(hands, "ConnectionRefusedError")
+        assert hands.brain.phase is Phase.STARTING

@@ -72,6 +72,63 @@ def test_new_workers_are_not_orphaned_on_a_failed_replacement() -> None:
     assert dict(again.generations)[1] == dict(begun.generations)[1] + 1
 
 
+def test_a_replacement_that_fails_before_its_first_step_again_and_again_restarts_everything() -> None:
+    hands = Hands(groups(3), views("a", "b", "c"))
+    hands.fail(1)
+    for _ in range(2):  # it is ready, and fails before it reports: its state can't be had from its peers
+        hands.pass_time(10.0)
+        assert (hands.brain.epoch, hands.brain.phase) == (1, Phase.RUNNING)
+        hands.forget()
+        hands.fail(1)
+        assert {rank for stop in hands.all(c.StopWorkers) for rank in stop.ranks} == {1}
+    hands.pass_time(10.0)
+    hands.forget()
+    hands.fail(1)
+    assert {rank for stop in hands.all(c.StopWorkers) for rank in stop.ranks} == {0, 1, 2}
+    hands.pass_time(10.0)
+    assert (hands.brain.epoch, hands.brain.phase) == (2, Phase.RUNNING)
+    assert spent(hands) == {Budget.FAILURES: 4}
+
+
+@pytest.mark.parametrize("progress", ["a report", "time"])
+def test_a_replacement_that_got_to_train_is_replaced_again_as_often_as_the_budget_allows(
+    progress: str,
+) -> None:
+    hands = Hands(groups(3), views("a", "b", "c"))
+    for n in range(1, 10):
+        hands.fail(1)
+        hands.pass_time(10.0)
+        if progress == "a report":
+            hands.report(1, n)
+        else:
+            hands.pass_time(hands.settings.deadlines.healthy_s)
+    assert (hands.brain.epoch, hands.brain.phase) == (1, Phase.RUNNING)
+
+
+def test_that_groups_go_on_without_a_checkpoint_is_told_once_before_their_steps_are_lost() -> None:
+    hands = Hands(groups(3), views("a", "b", "c"))
+    hands.fail(1)
+    assert hands.last(c.RecoveryDecided).unsaved == 0, "nobody has reported, so that nothing can be lost"
+    for step in range(1, 8):
+        hands.report(0, step)
+        hands.report(2, step)
+    hands.pass_time(10.0)
+    hands.fail(1)
+    assert hands.last(c.RecoveryDecided).unsaved == 7
+    hands.pass_time(10.0)
+    hands.report(1, 1)
+    hands.fail(2)
+    assert hands.last(c.RecoveryDecided).unsaved == 0, "it has been told"
+
+
+def test_groups_that_have_saved_are_not_warned_about() -> None:
+    hands = Hands(groups(3), views("a", "b", "c"))
+    hands.checkpoint(1)
+    hands.report(0, 2)
+    hands.fail(1)
+    assert hands.last(c.RecoveryDecided).unsaved == 0
+
+
 # What it costs.
 
 

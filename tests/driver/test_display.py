@@ -158,6 +158,17 @@ def test_recoveries_are_told_with_their_cost_the_newest_first():
     assert "1.00 s   11 steps lost  restart in place        rank 1: killed by SIGKILL" in lines[first + 1]
 
 
+def test_the_line_about_a_replacement_says_what_a_full_restart_would_lose():
+    def said(unsaved: int) -> str:
+        out = io.StringIO()
+        PlainDisplay(out).record(c.RecoveryDecided(1.0, SIGKILL, "max_failures", 1, -1, (1,), 0.0, unsaved))
+        return out.getvalue()
+
+    assert "119 steps of the groups that go on would be lost" in said(119)
+    assert "report(checkpoint=" in said(119)
+    assert "lost" not in said(0)
+
+
 def test_a_preempted_slice_counts_down_until_the_notice_is_cancelled():
     picture = training()
     picture.take(c.PreemptionSeen(20.0, "slice-0", 26.0), 20.0)

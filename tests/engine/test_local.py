@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep import ControllerError, RunConfig, ScalingConfig, Trainer
+from everstep import ControllerError, InfeasibleResourcesError, RunConfig, ScalingConfig, Trainer
 from everstep.engine.local.engine import LocalEngine
 from everstep.testing import LocalCluster
 
@@ -17,6 +17,37 @@ def test_what_a_killed_process_left_of_a_host_does_not_stop_the_next(tmp_path: P
     (half / "agent.log").touch()
     with LocalCluster(slices=1, folder=tmp_path) as cluster:
         assert list(cluster.hosts) == ["slice-0-host"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "wanted"),
+    [
+        (ScalingConfig(num_workers=1, use_gpu=True), "1 GPU"),
+        (ScalingConfig(num_workers=1, resources_per_worker={"license": 2}), "2 license"),
+    ],
+)
+def test_what_virtual_hosts_do_not_have_is_refused(
+    tmp_path: Path, scaling: ScalingConfig, wanted: str
+) -> None:
+    with LocalCluster(slices=1) as cluster:
+        trainer = Trainer(
+            lambda: None,
+            scaling_config=scaling,
+            run_config=RunConfig(storage_path=str(tmp_path)),
+            engine=cluster,
+        )
+        with pytest.raises(InfeasibleResourcesError, match=f"each worker needs {wanted}"):
+            trainer.fit()
+
+
+def test_processors_of_virtual_hosts_are_those_of_the_machine(tmp_path: Path) -> None:
+    with LocalCluster(slices=1) as cluster:
+        Trainer(
+            lambda: None,
+            scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}),
+            run_config=RunConfig(storage_path=str(tmp_path)),
+            engine=cluster,
+        ).fit()
 
 
 class Blinded(LocalEngine):

@@ -57,6 +57,7 @@ class Preparation:
             message.preload,
             message.probe_s,
             hasattr(os, "pidfd_open"),
+            message.script,
         )
         # All that a worker starts inherits the mark, and is found by it if nobody watched when the host died.
         env = {**message.env, "EVERSTEP_CACHE": str(cache), kernel.HOST_MARK: str(self._folder)}

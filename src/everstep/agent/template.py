@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from everstep.agent import kernel, threads, wire
+from everstep.agent.script import set_up_logging
+from everstep.backend.base import packages_of
 
 _FDS_PER_FORK = 2
 
@@ -99,15 +101,16 @@ class Template:
         # Imports make millions of objects that stay: collecting garbage among them is a fifth of the time.
         gc.disable()
         sys.path[:] = load.python_path
+        sys.argv[:] = load.script.argv  # before the user's modules, which may read it when they are imported
         self._may_fork = load.may_fork
         try:
-            for name in load.preload:
-                try:
-                    importlib.import_module(name)
-                except ImportError:
-                    pass  # the worker that really needs it will say so, with the line that does
+            missing = _import_all(load.preload)
             importlib.import_module("everstep.agent.worker")  # once here, not in every fork
             function, backend = cloudpickle.loads(load.code)
+            for package in packages_of(backend):
+                if package in missing:
+                    raise ImportError(f"{package} can't be imported: {missing[package]}")
+            set_up_logging(load.script)
         except BaseException as error:  # whatever the user's module raises when it is imported
             message = wire.clip(f"{type(error).__name__}: {error}")
             self._say(wire.LoadFailed(message, wire.clip(traceback.format_exc())))
@@ -221,6 +224,17 @@ class Template:
                 return
             if pid in self._children:
                 self._say(wire.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
+
+
+def _import_all(names: list[str]) -> dict[str, ImportError]:
+    """Import what can be. The rest is left to the worker that needs it, which fails at the line that does."""
+    missing = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            missing[name] = error
+    return missing
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.agent.script import Script
 from everstep.backend.base import Endpoint, Member
 from everstep.control.failures import Kind
 from everstep.control.placement import Assignment
@@ -180,6 +181,7 @@ class Prepare(ToAgent, frozen=True):
     """An object that the driver has put into the run's storage, and that this host must see."""
     elsewhere: bool = False
     """The driver may be on another machine: ``env``, ``python_path`` and ``cwd`` only add to what is here."""
+    script: Script = Script()
 
 
 class Start(ToAgent, frozen=True):
@@ -572,6 +574,7 @@ class Load(TemplateOrder, frozen=True):
     preload: list[str]
     probe_s: float
     may_fork: bool
+    script: Script = Script()
 
 
 class Fork(TemplateOrder, frozen=True):

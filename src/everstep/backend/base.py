@@ -45,7 +45,7 @@ class Backend(Protocol):
     """How a group of workers becomes a distributed job. Every method runs on the worker's host."""
 
     def preload(self) -> tuple[str, ...]:
-        """Modules that the template imports before it forks."""
+        """Modules that the template imports before it forks. Without their packages no worker can start."""
         ...
 
     def probe(self) -> None:
@@ -79,6 +79,11 @@ class Backend(Protocol):
     def reseed(self, seed: int) -> None:
         """Give the framework's own random state this seed; a fork starts with its parent's."""
         ...
+
+
+def packages_of(backend: Backend) -> list[str]:
+    """What must be installed wherever this backend's workers run."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in backend.preload()))
 
 
 class NoBackend:

@@ -17,6 +17,7 @@ from typing import Any
 
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.echoes import is_gloo_echo, with_causes
+from everstep.backend.launched import LaunchedGroup
 from everstep.backend.network import interface_variables, is_loopback, listen
 from everstep.backend.patience import finish_within
 from everstep.backend.visibility import visible_devices
@@ -147,6 +148,12 @@ class TorchBackend:
             variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
         return variables
 
+    def launched(self, member: Member) -> LaunchedGroup:
+        """Processes that torchrun started meet at the store that it gave them."""
+        from everstep.backend.torchrun import TorchrunGroup
+
+        return TorchrunGroup(member)
+
     def host(self, member: Member) -> Endpoint:
         self._listener = listen(member.bind_address)
         return {"address": member.bind_address, "port": self._listener.getsockname()[1]}
@@ -173,6 +180,8 @@ class TorchBackend:
             wait_for_workers=False,
             master_listen_fd=None if listener is None else listener.detach(),
         )
+        if "prefix" in endpoint:  # a store that others use, or have used, as well
+            self._store = dist.PrefixStore(str(endpoint["prefix"]), self._store)
         dist.init_process_group(
             self.config.backend or ("nccl" if member.device_kind == "gpu" else "gloo"),
             store=dist.PrefixStore(_STORE_PREFIX, self._store),

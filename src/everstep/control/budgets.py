@@ -5,7 +5,7 @@ out.
 from __future__ import annotations
 
 from everstep.control.deadlines import Deadlines
-from everstep.control.failures import Budget
+from everstep.control.failures import Budget, Failure
 from everstep.topology.slices import HostId
 
 UNLIMITED = -1
@@ -25,6 +25,22 @@ class Budgets:
             return False
         self.spent[budget] += 1
         return True
+
+
+class FirstStarts:
+    """Starts in a row that failed in the same way, before the run ever trained: more of them won't help."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._way = ""
+        self._in_a_row = 0
+
+    def failed(self, cause: Failure) -> bool:
+        """One more. True if it was the last that is worth trying."""
+        way = cause.way
+        self._in_a_row = self._in_a_row + 1 if way == self._way else 1
+        self._way = way
+        return self._in_a_row >= self.limit
 
 
 class Backoff:

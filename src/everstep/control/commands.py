@@ -201,6 +201,10 @@ class RecoveryDecided(Record, frozen=True, tag="decided"):
     groups: tuple[int, ...]
     """The replica groups concerned; empty for all."""
     pause_s: float
+    unsaved: int = 0
+    """Steps of the groups that go on, and that a restart of all workers would lose: there is no checkpoint.
+    Told once.
+    """
 
 
 class GroupStarted(Record, frozen=True, tag="started"):

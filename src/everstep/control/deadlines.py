@@ -55,6 +55,10 @@ class Deadlines:
     """Pause before the second recovery in a row; the first is immediate."""
     backoff_factor: float = 2.0
     backoff_max_s: float = 60.0
+    first_start_attempts: int = 5
+    """Starts in a row that may fail in the same way before the run has ever trained. Then it ends with that
+    cause, whatever its budgets are.
+    """
     healthy_s: float = 60.0
     """Training this long without a failure forgets earlier ones for backoff."""
     set_aside_s: float = 600.0

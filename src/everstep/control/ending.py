@@ -5,7 +5,7 @@ from __future__ import annotations
 from everstep.control import commands as c
 from everstep.control.commands import Outcome
 from everstep.control.events import StopRequested, TimerName
-from everstep.control.failures import Budget, Failure
+from everstep.control.failures import Failure
 from everstep.control.run import Run
 from everstep.control.table import Phase
 from everstep.topology.slices import HostId
@@ -45,14 +45,14 @@ class Ending:
             self._begin(end, run.settings.deadlines.stop_grace_s, at)
 
     def give_up(
-        self, cause: Failure, failures: tuple[Failure, ...], at: float, budget: Budget | None = None
+        self,
+        cause: Failure,
+        failures: tuple[Failure, ...],
+        at: float,
+        why: str = _NO_RETRY,
     ) -> None:
-        """A budget is spent, or (None) the cause can't be retried."""
-        if budget is None:
-            message = _NO_RETRY
-        else:
-            message = f"{budget.value}={self._run.budgets.limits[budget]} is spent"
-        self._begin(c.EndRun(Outcome.FAILED, cause, failures, message), 0.0, at)
+        """A budget is spent, or trying again would not help."""
+        self._begin(c.EndRun(Outcome.FAILED, cause, failures, why), 0.0, at)
 
     def refuse(self, cause: Failure, at: float) -> None:
         """What was saved can't be kept. A run whose ranks have all returned hasn't finished, then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 
 import msgspec
 
@@ -71,6 +72,8 @@ _OF_A_HOST = frozenset({Kind.HOST_LOST, Kind.HOST_SILENT, Kind.PREEMPTED})
 # while its workers are being ended does not hide the exception that they are ended for.
 _CLOSE_S = 1.0
 
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+
 
 class Failure(msgspec.Struct, frozen=True):
     """One thing that went wrong, with what is needed to tell the user."""
@@ -89,6 +92,11 @@ class Failure(msgspec.Struct, frozen=True):
     traceback: str = ""
     log_tail: str = ""
     log_path: str = ""
+
+    @property
+    def way(self) -> str:
+        """The same for failures that differ only in numbers: ports, pids, addresses, ranks."""
+        return _NUMBER.sub("#", self.message)
 
 
 class Incident:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from everstep.control import commands as c
-from everstep.control.budgets import Backoff
+from everstep.control.budgets import Backoff, FirstStarts
 from everstep.control.commands import Rung
 from everstep.control.ending import Ending
 from everstep.control.events import TimerName
@@ -47,8 +47,10 @@ class Recovery:
         self._run = run
         self._ending = ending
         self._backoff = Backoff(run.settings.deadlines)
+        self._first_starts = FirstStarts(run.settings.deadlines.first_start_attempts)
         self._awaiting_step: list[Restart] = []
         """Started, and not every rank has reported since."""
+        self._told_unsaved = False
         self.placing = Placing(run, self._start, self._too_few_left)
         self.settling = Settling(run, self.stop)
 
@@ -63,6 +65,7 @@ class Recovery:
         run.do(c.FailureSeen(at, failure))
         if run.over:
             return
+        tried = max(tried, self._replaced_in_vain(groups, failure, at))
         for restart in list(run.restarts):
             if restart not in run.restarts or not (restart.full or restart.groups & groups):
                 continue
@@ -86,7 +89,21 @@ class Recovery:
         restart.attempts = tried
         if self._escalate_if_all_failed(restart, at):
             return
+        if not restart.full and tried >= run.settings.group_attempts:
+            self._escalate(restart, at)
+            return
         self.settling.begin(restart, failure, at)
+
+    def _replaced_in_vain(self, groups: set[int], failure: Failure, at: float) -> int:
+        """How often in a row these groups were replaced, and failed again before they had trained.
+
+        Trained: every rank has reported, or a healthy time has passed.
+        """
+        if failure.kind is Kind.PREEMPTED:
+            return 0
+        since = at - self._run.settings.deadlines.healthy_s
+        young = [r for r in self._awaiting_step if r.groups & groups and r.ready > since]
+        return max((r.attempts + 1 for r in young if not r.full), default=0)
 
     def _widen(self, restart: Restart, groups: set[int], failure: Failure, at: float) -> None:
         """Groups that fail together are replaced together."""
@@ -402,11 +419,21 @@ class Recovery:
         assert not incident.charged, "an incident is charged once"
         cause = incident.cause
         budget = self._budget_of(restart, cause)
-        if budget is None or not self._run.budgets.spend(budget):
+        if budget is None:
+            self._ending.give_up(cause, tuple(incident.failures), at)
+            return False
+        if cause.kind is Kind.START and not self._run.trained and self._first_starts.failed(cause):
+            why = (
+                f"the start failed {self._first_starts.limit} times in the same way, and nothing was trained"
+            )
+            self._ending.give_up(cause, tuple(incident.failures), at, why)
+            return False
+        if not self._run.budgets.spend(budget):
             if budget is Budget.REPLICAS:
                 self._escalate(restart, at)
                 return False
-            self._ending.give_up(cause, tuple(incident.failures), at, budget)
+            why = f"{budget.value}={self._run.budgets.limits[budget]} is spent"
+            self._ending.give_up(cause, tuple(incident.failures), at, why)
             return False
         incident.charged = True
         if cause.host is not None and not cause.echo and cause.kind in _BLAMES_HOST:
@@ -421,7 +448,14 @@ class Recovery:
         budgets = self._run.budgets
         groups = () if restart.full else tuple(sorted(restart.groups))
         spent, limit = budgets.spent[budget], budgets.limits[budget]
-        self._run.do(c.RecoveryDecided(at, cause, budget.value, spent, limit, groups, pause))
+        unsaved = 0 if restart.full or self._told_unsaved else self._unsaved(restart)
+        self._told_unsaved = self._told_unsaved or bool(unsaved)
+        self._run.do(c.RecoveryDecided(at, cause, budget.value, spent, limit, groups, pause, unsaved))
+
+    def _unsaved(self, restart: Restart) -> int:
+        """Steps of the groups that go on while there is no checkpoint."""
+        others = [g for g in self._run.groups.values() if g.number not in restart.groups]
+        return 0 if self._run.checkpoints.newest else max((g.book.furthest for g in others), default=0)
 
     # ------------------------------------------------------------------ starting
 

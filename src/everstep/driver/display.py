@@ -143,7 +143,8 @@ def describe(record: c.Record) -> str:
         case c.RecoveryDecided():
             left = "no limit" if record.limit < 0 else f"{record.spent} of {record.limit}"
             pause = f", after {record.pause_s:g} s" if record.pause_s else ""
-            return f"recovering from {cause_of(record)} ({record.budget}: {left}){pause}"
+            line = f"recovering from {cause_of(record)} ({record.budget}: {left}){pause}"
+            return f"{line}; {_unsaved(record.unsaved)}" if record.unsaved else line
         case c.GroupStarted():
             source = f"from {record.checkpoint}" if record.checkpoint else "from the beginning"
             slices = f" in {record.num_slices} slices" if record.num_slices > 1 else ""
@@ -165,6 +166,13 @@ def describe_recovery(record: c.Recovered) -> str:
     return (
         f"recovered in {record.total_s:.3f} s by «{record.rung.value}»: {cause_of(record)}; "
         f"kept {record.kept}; {count(record.steps_lost, 'step')} lost; seconds: {seconds}"
+    )
+
+
+def _unsaved(steps: int) -> str:
+    return (
+        f"there is no checkpoint yet: if all workers had to restart, {count(steps, 'step')} of the groups "
+        "that go on would be lost. Save one with report(checkpoint=…)"
     )
 
 

@@ -1,5 +1,7 @@
 """``num_workers=0``: the training function runs in this process, for a debugger. No workers, no recovery;
 reports and checkpoints are the same.
+
+Processes that torchrun started are one group: rank 0 keeps the run, and the others tell it what they report.
 """
 
 from __future__ import annotations
@@ -8,48 +10,70 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from everstep import session as sessions
 from everstep.agent import wire
-from everstep.backend.base import Member
+from everstep.backend.base import Endpoint, Member
+from everstep.backend.launched import LaunchedGroup
 from everstep.checkpoint import Result
+from everstep.config import CheckpointConfig
 from everstep.control.commands import Outcome
 from everstep.control.events import CheckpointRef
 from everstep.control.placement import Assignment
-from everstep.control.reports import Part
+from everstep.control.reports import Ready, ReportBook, Settled
 from everstep.driver import records
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
-from everstep.driver.history import plain_value, result_of, to_delete
+from everstep.driver.history import plain_value, read_history, result_of, to_delete
 from everstep.driver.lease import Lease
-from everstep.driver.questions import all_kept, listing
+from everstep.driver.questions import all_kept, listing, newest_of
 from everstep.driver.repair import Repair
 from everstep.errors import WorkerError, WorkerGroupError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
-from everstep.storage.store import Limits, Store
+from everstep.storage.store import Limits, Store, open_store
 
 if TYPE_CHECKING:
     from everstep.driver.run import RunSpec
 
+_ALONE = Member(0, 1, 0, 1, 0, 1)
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What rank 0 tells the others before they start."""
+
+    name: str
+    epoch: int
+    checkpoint: str | None
+    finished: bool = False
+    """The run is over already: there is nothing to train."""
+
+    def encoded(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
 
 class HereLink:
-    """A link whose other end is this process."""
+    """A link whose other end is this process: what a driver does about reports is done here, at once."""
 
-    def __init__(self, run: Store, lease: Lease, spec: RunSpec) -> None:
+    def __init__(self, run: Store, lease: Lease, spec: RunSpec, group: LaunchedGroup | None) -> None:
         self._folder = run
         self._run = ImmediateStore(run)
         self._history = lease.history
         self._journal = lease.journal
         self._config = spec.run.checkpoint_config
+        self._group = group
         self.epoch = 0
-        self._heard = threading.Condition()
-        self._uploading: set[int] = set()
+        self._heard_of = threading.Condition()
         self._rows: dict[int, msgspec.Raw] = {}
-        self._frames = wire.Frames()
+        world = group.member.world_size if group is not None else 1
+        self._book = ReportBook(frozenset(range(world)))
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(rank,), name=f"everstep-rank-{rank}", daemon=True)
+            for rank in range(1, world)
+        ]
         self._deletions = Deletions(
             self._run,
             lease.journal,
@@ -59,56 +83,92 @@ class HereLink:
         )
         self.session: sessions.Session | None = None
 
-    def send(self, frame: bytes) -> None:
-        with self._heard:  # the function's thread reports, and the one that uploads
-            self._receive(frame)
-            self._heard.notify_all()
+    # ------------------------------------------------------------------ what ranks say
 
-    def _receive(self, frame: bytes) -> None:
-        for body in self._frames.feed(frame):
-            match wire.from_worker.decode(body):
-                case wire.Report() as report:
+    def listen(self) -> None:
+        """Hear the other ranks from now on."""
+        for thread in self._listeners:
+            thread.start()
+
+    def _listen(self, rank: int) -> None:
+        assert self._group is not None
+        for frame in self._group.told_by(rank):
+            if self._heard(rank, frame):
+                return
+
+    def send(self, frame: bytes) -> None:
+        self._heard(0, frame)
+
+    def _heard(self, rank: int, frame: bytes) -> bool:
+        """Whether that was the last that this rank had to say."""
+        with self._heard_of:  # the function's thread reports, the one that uploads, and other ranks
+            self._heard_of.notify_all()
+            for body in wire.Frames().feed(frame):
+                message = wire.from_worker.decode(body)
+                self._settle(self._take_in(rank, message))
+                if isinstance(message, wire.Returned):
+                    return True
+        return False
+
+    def _take_in(self, rank: int, message: wire.AnyFromWorker) -> Settled:
+        match message:
+            case wire.Report() as report:
+                if rank == 0:
                     self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
                     self._rows[report.index] = report.metrics
-                    if report.part is not None:
-                        self._commit(report.part)
-                    elif report.owed:
-                        self._uploading.add(report.index)
-                case wire.PartDone() as done:
-                    self._commit(done.part)
-                    self._uploading.discard(done.part.index)
-                case wire.PartFailed() as failed:
-                    self._uploading.discard(failed.index)
-                    print(f"everstep: checkpoint {failed.index} could not be saved: {failed.reason}")
-                case _:
-                    pass
+                owed = (report.index,) if report.owed else ()
+                parts = (report.part,) if report.part is not None else ()
+                return self._book.reported(rank, report.index, owed, parts)
+            case wire.PartDone() as done:
+                return self._book.reported(rank, 0, (), (done.part,))
+            case wire.PartFailed() as failed:
+                print(f"everstep: checkpoint {failed.index} could not be saved: {failed.reason}")
+                self._dealt_with("", failed.index)
+                return self._book.upload_failed(rank, failed.index)
+            case wire.Returned():
+                return self._book.returned(rank)
+            case _:
+                return Settled()
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
         if what == "newest":
-            newest = self._history.newest
-            return listing([newest] if newest is not None else [], self._folder)
+            return newest_of(self._history, self._folder)
         if what == "checkpoints":
-            self._wait_for_uploads(msgspec.msgpack.decode(body, type=int), timeout_s)
+            upto = msgspec.msgpack.decode(body, type=int)
+            with self._heard_of:
+                if not self._heard_of.wait_for(lambda: self._has_dealt_with(upto), timeout_s):
+                    raise TimeoutError
             return listing(all_kept(self._history, self._config), self._folder)
-        return body  # a collective of one
+        return _agree(what, body, self._group) if self._group is not None else body
 
-    def _wait_for_uploads(self, upto: int, timeout_s: float | None) -> None:
-        with self._heard:
-            if not self._heard.wait_for(lambda: min(self._uploading, default=upto + 1) > upto, timeout_s):
-                raise TimeoutError
+    def _has_dealt_with(self, upto: int) -> bool:
+        return self._book.has_all(upto) and not self._book.is_uploading(upto)
 
-    def _commit(self, part: Part) -> None:
-        ref = CheckpointRef(part.folder, self.epoch, part.index)
-        metrics = self._rows[part.index]
-        manifest = complete(checkpoints.commit(self._run, ref, [part.record], bytes(metrics)))
+    # ------------------------------------------------------------------ what comes of it
+
+    def _settle(self, settled: Settled) -> None:
+        for ready in settled.ready:
+            self._commit(ready)
+
+    def _commit(self, ready: Ready) -> None:
+        ref = CheckpointRef(ready.folder, self.epoch, ready.index)
+        metrics = self._rows.get(ready.index, msgspec.Raw(msgspec.msgpack.encode({})))
+        parts = [part.record for _, part in ready.parts]
+        manifest = complete(checkpoints.commit(self._run, ref, parts, bytes(metrics)))
         now = time.monotonic()
-        self.write(records.Committed(now, part.folder, self.epoch, part.index, metrics, manifest.external))
+        self.write(records.Committed(now, ready.folder, self.epoch, ready.index, metrics, manifest.external))
         complete(self._journal.flush())
-        if self.session is not None:
-            self.session.committed(part.index)
+        self._dealt_with(ready.folder, ready.index)
         for folder in to_delete(self._history, self._config):
             self.write(records.Deleted(now, folder))
             complete(self._deletions.remove(folder))
+
+    def _dealt_with(self, folder: str, index: int) -> None:
+        """No rank waits for this checkpoint any more."""
+        if self.session is not None:
+            self.session.committed(index)
+        if self._group is not None:
+            self._group.tell_all(wire.frame(wire.Committed(folder, index)))
 
     def write(self, record: records.AnyRecord) -> None:
         self._journal.append(record)
@@ -119,29 +179,172 @@ class HereLink:
         repair = Repair(self._run, self._history, self._deletions, self.write, say, MachineClock())
         complete(repair.put_in_order(journal_is_whole=not damage))
 
+    def finish(self) -> None:
+        """This rank has returned; wait for the others, whose parts may still be missing."""
+        self.send(wire.frame(wire.Returned(None)))
+        for thread in self._listeners:
+            thread.join()
+
     def close(self, closed: records.Closed) -> None:
         self.write(closed)
         complete(self._journal.flush())
 
 
-def run_here(spec: RunSpec, name: str, run: Store, lease: Lease, say: Callable[[str], None]) -> Result:
+class BesideLink:
+    """The link of another rank than 0, which torchrun has started."""
+
+    def __init__(self, group: LaunchedGroup, run: Store, config: CheckpointConfig) -> None:
+        self._group = group
+        self._run = run
+        self._config = config
+        self._sending = threading.Lock()
+        self._listener = threading.Thread(target=self._listen, name="everstep-rank-0", daemon=True)
+        self.session: sessions.Session | None = None
+
+    def listen(self) -> None:
+        self._listener.start()
+
+    def _listen(self) -> None:
+        for frame in self._group.told_by_leader():
+            for body in wire.Frames().feed(frame):
+                match wire.to_worker.decode(body):
+                    case wire.Committed() as committed if self.session is not None:
+                        self.session.committed(committed.index)
+                    case _:
+                        pass
+
+    def send(self, frame: bytes) -> None:
+        with self._sending:  # the function's thread reports, and the one that uploads
+            self._group.tell_leader(frame)
+
+    def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
+        if what == "newest":
+            return newest_of(read_history(self._run), self._run)
+        if what == "checkpoints":
+            upto = msgspec.msgpack.decode(body, type=int)
+            assert self.session is not None
+            self.session.wait_until_committed(upto, timeout_s)
+            return listing(all_kept(read_history(self._run), self._config), self._run)
+        return _agree(what, body, self._group)
+
+    def finish(self) -> None:
+        self.send(wire.frame(wire.Returned(None)))
+
+
+def _agree(what: str, body: bytes, group: LaunchedGroup) -> bytes:
+    """A collective of the ranks."""
+    if what == "broadcast":
+        return group.share(body)
+    group.barrier()
+    return b""
+
+
+def run_here(
+    spec: RunSpec,
+    name: str,
+    run: Store,
+    lease: Lease,
+    say: Callable[[str], None],
+    group: LaunchedGroup | None = None,
+) -> Result:
+    """As the only rank, or as rank 0 of a group that was launched."""
     history = lease.history
-    link = HereLink(run, lease, spec)
+    link = HereLink(run, lease, spec, group)
     link.put_in_order(lease.damage, say)
-    epoch = link.epoch = history.last_epoch + 1
-    limits = spec.run.deadlines
-    member = Member(0, 1, 0, 1, 0, 1)
-    here = Assignment(0, "here", 0, 1, 0, 1, 1, "here", 0, 1, 0, 1, 0, 1)
+    link.epoch = history.last_epoch + 1
     newest = history.newest
-    worker = wire.WorkerSpec(
-        run_name=name,
+    opening = Opening(name, link.epoch, newest.ref.folder if newest is not None else None)
+    if group is not None:
+        group.share(opening.encoded())
+    session = sessions.Session(_worker(spec, run, opening, group), link)
+    link.session = session
+    link.listen()
+    outcome, message, value = Outcome.FAILED, "", None
+    try:
+        value = _train(spec, session, group)
+        link.finish()
+        outcome = Outcome.FINISHED
+    except KeyboardInterrupt:
+        outcome = Outcome.STOPPED
+        raise
+    except WorkerGroupError as error:
+        message = f"{type(error.__cause__).__name__}: {error.__cause__}"
+        raise
+    finally:
+        link.close(records.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
+    if group is not None:
+        group.share(b"closed")
+    return replace(result_of(run, history, spec.run.storage_options), return_value=value)
+
+
+def run_beside(spec: RunSpec, group: LaunchedGroup) -> Result:
+    """As another rank than 0 of a group that was launched: rank 0 keeps the run."""
+    opening = msgspec.msgpack.decode(group.share(b""), type=Opening)
+    limits = Limits.of(spec.run.deadlines)
+    run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(opening.name)
+    if opening.finished:
+        return result_of(run, read_history(run), spec.run.storage_options)
+    link = BesideLink(group, run, spec.run.checkpoint_config)
+    session = sessions.Session(_worker(spec, run, opening, group), link)
+    link.session = session
+    link.listen()
+    value = _train(spec, session, group)
+    link.finish()
+    group.share(b"")  # rank 0 has closed the run
+    return replace(result_of(run, read_history(run), spec.run.storage_options), return_value=value)
+
+
+def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None) -> Any:
+    """What a worker does, in this process."""
+    member = session.spec.member
+    sessions.enter(session)
+    try:
+        endpoint: Endpoint = spec.backend.host(member) if group is None else group.endpoint
+        spec.backend.join(member, endpoint, spec.run.deadlines.start_s)
+        config = spec.train_loop_config
+        session.hand_over(spec.datasets)
+        value = spec.train_fn() if config is None else spec.train_fn(dict(config))
+        session.finish()
+        spec.backend.leave(member)
+    except (
+        Exception
+    ) as error:  # the user's function may raise anything; its cause stays attached for the debugger
+        failure = WorkerError(member.rank, "this process", f"raised {type(error).__name__}: {error}")
+        why = "num_workers=0 runs once, without recovery"
+        raise WorkerGroupError(why, {member.rank: failure}, member.rank) from error
+    finally:
+        sessions.enter(None)
+    return value
+
+
+def _worker(spec: RunSpec, run: Store, opening: Opening, group: LaunchedGroup | None) -> wire.WorkerSpec:
+    limits = spec.run.deadlines
+    member = group.member if group is not None else _ALONE
+    here = Assignment(
+        rank=member.rank,
+        host="here",
+        local_rank=member.local_rank,
+        local_world_size=member.local_world_size,
+        node_rank=member.node_rank,
+        num_nodes=member.num_nodes,
+        world_size=member.world_size,
+        slice="here",
+        slice_id=0,
+        num_slices=1,
+        group_id=0,
+        num_groups=1,
+        group_rank=member.group_rank,
+        group_size=member.group_size,
+    )
+    return wire.WorkerSpec(
+        run_name=opening.name,
         run_folder=run.address(),
-        epoch=epoch,
+        epoch=opening.epoch,
         generation=0,
         assignment=here,
         member=member,
-        checkpoint=newest.ref.folder if newest is not None else None,
-        reason="resumed" if epoch > 1 else "first start",
+        checkpoint=opening.checkpoint,
+        reason="resumed" if opening.epoch > 1 else "first start",
         log_path="",
         seed=0,
         start_timeout_s=limits.start_s,
@@ -153,29 +356,3 @@ def run_here(spec: RunSpec, name: str, run: Store, lease: Lease, say: Callable[[
         storage_options=dict(spec.run.storage_options or {}),
         storage_limits=Limits.of(limits),
     )
-    session = sessions.Session(worker, link)
-    link.session = session
-    outcome, message, value = Outcome.FAILED, "", None
-    sessions.enter(session)
-    try:
-        endpoint = spec.backend.host(member)
-        spec.backend.join(member, endpoint, limits.start_s)
-        config = spec.train_loop_config
-        session.hand_over(spec.datasets)
-        value = spec.train_fn() if config is None else spec.train_fn(dict(config))
-        session.finish()
-        spec.backend.leave(member)
-        outcome = Outcome.FINISHED
-    except KeyboardInterrupt:
-        outcome = Outcome.STOPPED
-        raise
-    except (
-        Exception
-    ) as error:  # the user's function may raise anything; its cause stays attached for the debugger
-        message = f"{type(error).__name__}: {error}"
-        failure = WorkerError(0, "this process", f"raised {message}")
-        raise WorkerGroupError("num_workers=0 runs once, without recovery", {0: failure}, 0) from error
-    finally:
-        sessions.enter(None)
-        link.close(records.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
-    return replace(result_of(run, history, spec.run.storage_options), return_value=value)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.agent import wire
+from everstep.agent.script import Script
 from everstep.backend.base import Backend, Member
 from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.callbacks import UserCallback
@@ -37,6 +38,7 @@ class Job:
     fingerprint: str
     marker: str
     """What every host must find in the run's storage."""
+    script: Script = field(default_factory=Script)
 
     @property
     def wants_all_metrics(self) -> bool:
@@ -101,6 +103,7 @@ class Job:
             Limits.of(self.run.deadlines),
             self.marker,
             not engine.shares_machine,
+            self.script,
         )
 
     def specs(self, start: StartWorkers, engine: Engine) -> dict[HostId, list[wire.WorkerSpec]]:

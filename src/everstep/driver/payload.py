@@ -7,6 +7,7 @@ import dataclasses
 import dis
 import functools
 import hashlib
+import importlib.util
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ import cloudpickle
 
 from everstep.agent import wire
 from everstep.agent.late import LoadedByWorker
-from everstep.backend.base import Backend
+from everstep.backend.base import Backend, packages_of
 from everstep.errors import ConfigError, FunctionLoadError
 
 # Importing these starts threads or talks to a cluster: not before a fork.
@@ -63,6 +64,16 @@ def _given(config: Mapping[str, Any] | None, datasets: Mapping[str, Any]) -> dic
         **{f"train_loop_config[{key!r}]": value for key, value in (config or {}).items()},
         **{f"datasets[{name!r}]": value for name, value in datasets.items()},
     }
+
+
+def check_framework(backend: Backend) -> None:
+    """Refuse to start workers in this environment without the packages that they can't do without."""
+    for package in packages_of(backend):
+        if package not in sys.modules and importlib.util.find_spec(package) is None:
+            raise FunctionLoadError(
+                f"the workers need {package}, which isn't installed for {sys.executable}",
+                f"install it there, for example with pip install {package}",
+            )
 
 
 def check_size(

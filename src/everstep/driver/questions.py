@@ -27,6 +27,10 @@ def listing(kept: list[Kept], run: Store) -> bytes:
     )
 
 
+def newest_of(history: History, run: Store) -> bytes:
+    return listing([history.newest] if history.newest is not None else [], run)
+
+
 class CheckpointQuestions:
     """``"checkpoints"`` asks for all of them, once those of the reports that the rank has made are committed
     or given up. ``"newest"`` asks for the newest, and doesn't wait for uploads in the background.
@@ -65,7 +69,7 @@ class CheckpointQuestions:
             return
         due = [key for key, ask in self._open.items() if self._is_due(key[0], ask)]
         for rank, seq in due:
-            body = listing(self._found(self._open.pop((rank, seq))), self._run)
+            body = self._found(self._open.pop((rank, seq)))
             self._tell(self._controller.epoch, [rank], wire.Answer(seq, body))
 
     def _is_due(self, rank: int, ask: wire.Ask) -> bool:
@@ -77,8 +81,7 @@ class CheckpointQuestions:
             return False
         return ask.what == "newest" or not group.book.is_uploading(upto)
 
-    def _found(self, ask: wire.Ask) -> list[Kept]:
-        if ask.what == "checkpoints":
-            return all_kept(self._history, self._config)
-        newest = self._history.newest
-        return [newest] if newest is not None else []
+    def _found(self, ask: wire.Ask) -> bytes:
+        if ask.what == "newest":
+            return newest_of(self._history, self._run)
+        return listing(all_kept(self._history, self._config), self._run)

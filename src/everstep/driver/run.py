@@ -21,7 +21,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from everstep import __version__
+from everstep.agent.script import this_script
 from everstep.backend.base import Backend
+from everstep.backend.launched import JoinsLaunched, LaunchedGroup, launched_member
+from everstep.backend.visibility import visible_devices
 from everstep.callbacks import TrainRunContext
 from everstep.checkpoint import Result
 from everstep.config import RunConfig, ScalingConfig
@@ -33,6 +36,7 @@ from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.clock import MachineClock
 from everstep.driver.display import make_display
+from everstep.driver.here import Opening, run_beside, run_here
 from everstep.driver.history import History, log_folder, result_of
 from everstep.driver.job import Job
 from everstep.driver.lease import is_dead, take
@@ -41,6 +45,7 @@ from everstep.driver.registry import Registry
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
 from everstep.engine.local.engine import LocalEngine
+from everstep.engine.local.machine import visible_gpus
 from everstep.errors import (
     ConfigError,
     ControllerError,
@@ -85,7 +90,14 @@ class TrainingTerminated(SystemExit):
 
 def run_training(spec: RunSpec) -> Result:
     """Run it, and give what came of it, or raise what ended it."""
+    launched = _launched(spec) if spec.scaling.num_workers == 0 else None
+    if launched is not None and launched.member.rank > 0:
+        return run_beside(spec, launched)
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    here = spec.scaling.num_workers == 0
+    engine = LocalEngine() if here else _engine(spec.engine)
+    if engine.shares_machine:
+        payload.check_framework(spec.backend)
     limits = Limits.of(spec.run.deadlines)
     run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
@@ -135,14 +147,14 @@ def run_training(spec: RunSpec) -> Result:
         raise
     if isinstance(lease, History):
         display.close()
+        if launched is not None:
+            launched.share(Opening(name, 0, None, finished=True).encoded())
         return _finished_already(spec, name, run, lease, config)
     if lease.before is not None and lease.before.fingerprint != fingerprint:
         workers = (spec.scaling.min_workers, spec.scaling.max_workers)
         display.say(f"changed since this run was last started: {_changes(lease.before, config, workers)}")
     if here:
-        from everstep.driver.here import run_here
-
-        return run_here(spec, name, run, lease, display.say)
+        return run_here(spec, name, run, lease, display.say, launched)
     logs = log_folder(run)
     make_private(logs)
     job = Job(
@@ -160,6 +172,7 @@ def run_training(spec: RunSpec) -> Result:
         random.getrandbits(62),
         fingerprint,
         leave_marker(run),
+        this_script(),
     )
     context = TrainRunContext(
         f"{name}-{lease.number}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
@@ -185,6 +198,23 @@ def run_training(spec: RunSpec) -> Result:
     if returned.problem:
         raise ReturnValueError(returned.problem, result)
     return result
+
+
+def _launched(spec: RunSpec) -> LaunchedGroup | None:
+    """The processes that torchrun has started beside this one, if it has started it."""
+    member = launched_member(os.environ, visible_gpus() if spec.scaling.use_gpu else ())
+    if member is None:
+        return None
+    if not isinstance(spec.backend, JoinsLaunched):
+        raise ConfigError(
+            f"num_workers=0 in process {member.rank} of {member.world_size} that torchrun has started, and "
+            "this trainer can't make a group of them",
+            "use everstep.torch.TorchTrainer, or start the script without torchrun",
+            "ScalingConfig.num_workers",
+        )
+    for name, value in visible_devices(member).items() if member.devices else ():
+        os.environ[name] = value or ""
+    return spec.backend.launched(member)
 
 
 def _say_unrecorded(end: EndRun, error: EverstepError) -> None:
@@ -390,6 +420,8 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
             return PreemptionError(PreemptionInfo(None, ranks))
         case Kind.START | Kind.RESERVATION | Kind.LIMIT if cause.rank is None:
             return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
+        case Kind.START:
+            return ControllerError(WorkerGroupError(end.message, failures, cause.rank))
         case _:
             if cause.rank is None:
                 lost = next(iter(_ranks_on(driver, cause.host)), 0)

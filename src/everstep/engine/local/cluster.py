@@ -71,7 +71,8 @@ class LocalCluster:
     Args:
         slices: How many slices there are at first.
         hosts_per_slice: Hosts in each; they live and die as one.
-        workers_per_host: Worker slots of each host. None: as many as a run asks for.
+        workers_per_host: Worker slots of each host. None: as many as a run asks for. Hosts have no GPUs
+            and no custom resources: a run that asks for any is refused.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 
 from everstep.engine.base import Ask
@@ -51,22 +52,39 @@ def check_feasible(ask: Ask, cluster: LocalCluster | None) -> None:
                 f"ScalingConfig({name}={value!r}): the local engine has no such hosts",
                 f"leave {name} out, or run on a cluster that has them, with engine='ray'",
             )
-    if cluster is not None:
-        slots = cluster.workers_per_host
-        if slots is not None and cluster.hosts_per_slice > 1:
-            per_slice = slots * cluster.hosts_per_slice
-            if ask.workers % per_slice:
-                lower = ask.workers - ask.workers % per_slice
-                nearest = " or ".join(str(n) for n in (lower, lower + per_slice) if n)
-                raise InfeasibleResourcesError(
-                    f"num_workers={ask.workers} doesn't fill whole slices of {per_slice} workers",
-                    f"ask for {nearest}: a slice is used whole or not at all",
-                )
-        return
-    have: dict[str, float] = {"CPU": os.cpu_count() or 1, "GPU": len(visible_gpus())}
     need = dict(ask.resources)
     if ask.gpus:
         need["GPU"] = ask.gpus
+    if cluster is None:
+        _check_machine(ask, need)
+    else:
+        _check_cluster(ask, need, cluster)
+
+
+def _check_cluster(ask: Ask, need: Mapping[str, float], cluster: LocalCluster) -> None:
+    """Virtual hosts have room for so many workers each, and share the machine's processors."""
+    for name, amount in need.items():
+        if name != "CPU" and amount:
+            raise InfeasibleResourcesError(
+                f"each worker needs {amount:g} {name}, and the hosts of a LocalCluster have none: they are "
+                "virtual, with room for workers and nothing else",
+                "leave use_gpu and resources_per_worker out; for this machine's GPUs leave the LocalCluster "
+                "out: engine='local'",
+            )
+    slots = cluster.workers_per_host
+    if slots is not None and cluster.hosts_per_slice > 1:
+        per_slice = slots * cluster.hosts_per_slice
+        if ask.workers % per_slice:
+            lower = ask.workers - ask.workers % per_slice
+            nearest = " or ".join(str(n) for n in (lower, lower + per_slice) if n)
+            raise InfeasibleResourcesError(
+                f"num_workers={ask.workers} doesn't fill whole slices of {per_slice} workers",
+                f"ask for {nearest}: a slice is used whole or not at all",
+            )
+
+
+def _check_machine(ask: Ask, need: Mapping[str, float]) -> None:
+    have: dict[str, float] = {"CPU": os.cpu_count() or 1, "GPU": len(visible_gpus())}
     for name, amount in need.items():
         total = amount * ask.workers
         if total > have.get(name, 0):

@@ -147,6 +147,8 @@ def draw(seed: int, only: Family | None = None) -> Scenario:
         resize_interval_s=rng.choice((5.0, 60.0)),
         migrate_margin_s=rng.choice((2.0, 10.0)),
         deadlines=Deadlines(
+            # Each fault here is drawn by itself: several that look alike don't have one cause.
+            first_start_attempts=1_000_000,
             reserve_s=rng.choice((20.0, 300.0)),
             prepare_s=rng.choice((20.0, 300.0)),
             start_s=rng.choice((10.0, 120.0)),

@@ -1,0 +1,88 @@
+"""Processes that torchrun started, and the store that it gave them: here they tell each other things."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from everstep.backend.base import Endpoint, Member
+
+_WAIT = timedelta(hours=1)
+"""For what the others do at about the same time: to share something, or to come to a barrier."""
+_LOOK = timedelta(minutes=1)
+_numbers = itertools.count(1)
+
+
+class TorchrunGroup:
+    """``everstep.backend.launched.LaunchedGroup`` over a ``TCPStore``."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        # The store outlives the processes that torchrun restarts; and a script may train more than once.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._prefix = f"everstep/{attempt}/{next(_numbers)}"
+        self.endpoint: Endpoint = {
+            "address": os.environ["MASTER_ADDR"],
+            "port": int(os.environ["MASTER_PORT"]),
+            "prefix": self._prefix,
+        }
+        hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._server = None if hosted or member.rank else self._connect(is_master=True)
+        self._store = self._connected()
+        self._upwards = itertools.count(1)
+        self._downwards = itertools.count(1)
+        self._shared = itertools.count(1)
+        self._barriers = itertools.count(1)
+
+    def _connect(self, *, is_master: bool = False) -> dist.TCPStore:
+        address, port = str(self.endpoint["address"]), int(self.endpoint["port"])
+        return dist.TCPStore(address, port, is_master=is_master, timeout=_WAIT, wait_for_workers=False)
+
+    def _connected(self) -> dist.PrefixStore:
+        """A connection of one's own: waiting on one holds up whoever else uses it."""
+        return dist.PrefixStore(self._prefix, self._connect())
+
+    def share(self, data: bytes) -> bytes:
+        key = f"shared/{next(self._shared)}"
+        if self.member.rank == 0:
+            self._store.set(key, data)
+            return data
+        return bytes(self._store.get(key))
+
+    def barrier(self) -> None:
+        key = f"barrier/{next(self._barriers)}"
+        if self._store.add(key, 1) == self.member.world_size:
+            self._store.set(f"{key}/all", b"1")
+        self._store.wait([f"{key}/all"], _WAIT)
+
+    def tell_leader(self, frame: bytes) -> None:
+        self._store.set(f"up/{self.member.rank}/{next(self._upwards)}", frame)
+
+    def told_by(self, rank: int) -> Iterator[bytes]:
+        return self._told(f"up/{rank}", forget=True)
+
+    def tell_all(self, frame: bytes) -> None:
+        self._store.set(f"down/{next(self._downwards)}", frame)
+
+    def told_by_leader(self) -> Iterator[bytes]:
+        return self._told("down", forget=False)
+
+    def _told(self, where: str, *, forget: bool) -> Iterator[bytes]:
+        store = self._connected()
+        for number in itertools.count(1):
+            key = f"{where}/{number}"
+            while True:
+                try:
+                    store.wait([key], _LOOK)
+                    break
+                except dist.DistNetworkError:
+                    return  # the launcher is gone, and all of its processes with it
+                except dist.DistStoreError:
+                    continue  # nothing yet
+            yield bytes(store.get(key))
+            if forget:
+                store.delete_key(key)
