@@ -11,7 +11,7 @@ import pytest
 from everstep.testing.kube import ApiServer
 from kube.live import Namespace, OperatorProcess, operating
 from kube.test_slices import cluster
-from kube.world import group
+from kube.world import group, template
 
 
 @pytest.fixture
@@ -132,3 +132,26 @@ def test_what_kubectl_and_dashboards_read_is_there(space: Namespace) -> None:
     assert said["head"]["serviceIP"] == said["head"]["podIP"] == "10.1.2.3"
     assert said["endpoints"]["dashboard"] == "8265"
     assert (said["availableWorkerReplicas"], said["readyWorkerReplicas"]) == (4, 4)
+
+
+def test_what_is_created_is_told_in_kuberays_words(space: Namespace) -> None:
+    counted = {"rayStartParams": {"num-cpus": "1"}}
+    head_group = {"template": template(), **counted}
+    space.apply(
+        cluster(group("tpu", 2, 2, **counted), enableInTreeAutoscaling=True, headGroupSpec=head_group)
+    )
+
+    def told() -> dict[str, str]:
+        return {event["reason"]: event["message"] for event in space.get("events")["items"]}
+
+    space.see(lambda: len(told()) == 6, "all of them")
+    [head] = space.pods(group="headgroup")
+    said = told()
+    assert said["CreatedHeadPod"] == f"Created head Pod {space.name}/{head['metadata']['name']}"
+    assert said["CreatedServiceAccount"] == f"Created service account {space.name}/demo"
+    assert {"CreatedService", "CreatedRole", "CreatedRoleBinding"} < set(said)
+    assert said["CreatedWorkerPod"].startswith("Created 4 worker Pods of tpu, replicas 0, 1: ")
+    assert all(pod["metadata"]["name"] in said["CreatedWorkerPod"] for pod in space.workers())
+    # And what can't be created, whatever else is changed meanwhile.
+    space.patch({"spec": {"tlsOptions": {"enabled": True}}})
+    space.see(lambda: "tlsOptions" in told().get("InvalidRayClusterSpec", ""), "why it is refused")
