@@ -139,7 +139,8 @@ class Lease:
         while True:
             await asyncio.sleep(self._election.retry_s)
             try:
-                await asyncio.wait_for(self._renew(), self._election.renew_deadline_s / 2)
+                async with asyncio.timeout(self._election.renew_deadline_s / 2):
+                    await self._renew()
             except ApiError as error:
                 # Forbidden may be an API server that has just started, and doesn't know its roles yet.
                 if not error.passing and error.status != 403:

@@ -91,11 +91,8 @@ class Tending:
 
     async def _wait(self, wake_at: float | None) -> None:
         timeout = None if wake_at is None else max(0.0, wake_at - time.time())
-        try:
-            await asyncio.wait_for(self.changed.wait(), timeout)
+        if await is_set_within(self.changed, timeout):
             await asyncio.sleep(_SETTLE_S)
-        except TimeoutError:
-            pass
         self.changed.clear()
 
     async def _label_groups(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -412,6 +409,18 @@ class Tending:
             return  # deleted, or another one of this name by now: its own events follow
         self._operator.store.put_cluster(answer)
         self._written, self._acknowledged = status, answer.get("status") or {}
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Not by ``asyncio.wait_for``, which before Python 3.12 forgets that it was cancelled if the event comes
+    in the same moment: an operator that was told to stop would go on.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _created_workers(group: str, replicas: Sequence[CreateReplica]) -> Tell:
