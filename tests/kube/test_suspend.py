@@ -36,18 +36,25 @@ class Kueue:
         return self._space.status().get("state") == "ready"
 
     def start(self, *podsets: dict[str, Any]) -> None:
-        """The head's, then the groups': node selectors and tolerations of the flavours they were given."""
+        """The head's, then the groups': selectors and tolerations of the flavours they were given, and by
+        which labels and annotations their topology's Pods are found.
+        """
         spec = self._space.cluster()["spec"]
         members = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
         for member, info in zip(members, podsets, strict=True):
-            member["template"]["spec"].setdefault("nodeSelector", {}).update(info)
+            template = member["template"]
+            template["spec"].setdefault("nodeSelector", {}).update(info)
+            template["spec"]["tolerations"] = [{"key": "flavour", "operator": "Exists"}]
+            found = template.setdefault("metadata", {})
+            found.setdefault("labels", {})["kueue.x-k8s.io/podset"] = member.get("groupName", "head")
+            found.setdefault("annotations", {})["kueue.x-k8s.io/workload"] = "raycluster-demo"
         self._space.patch({"spec": {**spec, "suspend": False}})
 
     def stop(self) -> None:
         """Evicted: suspended, and the templates as they were."""
         spec = self._space.cluster()["spec"]
         for member in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-            member["template"]["spec"]["nodeSelector"] = None
+            member["template"]["spec"].update(nodeSelector=None, tolerations=None)
         self._space.patch({"spec": {**spec, "suspend": True}})
 
 
@@ -57,12 +64,24 @@ def conditions(space: Namespace) -> dict[str, tuple[str, str]]:
 
 def test_kueue_starts_evicts_and_starts_again(space: Namespace) -> None:
     kueue = Kueue(space)
-    space.apply(cluster(group(replicas=2, hosts=2), suspend=True))
+    racks = group(replicas=2, hosts=2)
+    wanted = {
+        "kueue.x-k8s.io/podset-slice-required-topology": "example.com/rack",
+        "kueue.x-k8s.io/podset-slice-size": "2",
+    }
+    racks["template"]["metadata"] = {"annotations": wanted}
+    made = cluster(racks, suspend=True)
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine"}
+    space.apply(made)
     space.see(lambda: space.status().get("state") == "suspended", "it to wait for its admission")
     assert not space.pods()
     kueue.start({"flavour": "small"}, {"flavour": "tpu"})
     space.see(lambda: len(space.pods()) == 5, "its Pods")
-    assert {p["spec"]["nodeSelector"]["flavour"] for p in space.workers()} == {"tpu"}
+    for pod in space.workers():
+        assert pod["spec"]["nodeSelector"]["flavour"] == "tpu"
+        assert {"key": "flavour", "operator": "Exists"} in pod["spec"]["tolerations"]
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "tpu"
+        assert wanted.items() < pod["metadata"]["annotations"].items()
     assert not kueue.is_active()
     space.run(*space.pods())
     space.see(kueue.is_active, "it to be active")
