@@ -104,6 +104,11 @@ BAD: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
     "chips that don't divide the topology": (_tpu(3, 4), "google.com/tpu", "usually 4"),
     "TPU hosts of no topology": (_tpu(4, 4, None), "gke-tpu-topology", "like 4x4"),
     "a topology that is none": (_tpu(4, 4, "four by four"), "gke-tpu-topology", "like 4x4"),
+    "a topology domain for half a replica": (
+        _annotated("kueue.x-k8s.io/podset-slice-size", "2"),
+        f"{G}.template.metadata.annotations[kueue.x-k8s.io/podset-slice-size]",
+        'use "4"',
+    ),
     "one host name for all": (
         lambda r: _first(r)["template"]["spec"].update(hostname="me"),
         f"{G}.template.spec.hostname",

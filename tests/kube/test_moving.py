@@ -46,19 +46,46 @@ def head_service(space: Namespace) -> dict[str, Any]:
     return found
 
 
-def test_a_head_that_is_replaced_after_the_move_is_found(space: Namespace, tmp_path: Path) -> None:
-    theirs(space)
+def uids(space: Namespace) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in space.pods()}
+
+
+def taken_over(space: Namespace) -> None:
+    """By Everstep: every Pod stays, at its place."""
+    before = uids(space)
+    annotate(space, "true")
+    space.see(lambda: space.status().get("slices") == "3/3", "the cluster to be taken over")
+    assert uids(space) == before, "nothing restarts"
+    assert space.places("one") == [(0, 0), (2, 0)], "each keeps its index"
+
+
+def test_there_and_back_and_there_again_and_nothing_restarts(space: Namespace, tmp_path: Path) -> None:
+    kuberay = theirs(space)
     with operating(space.server, tmp_path, "--namespace", space.name):
-        before = {pod["metadata"]["uid"] for pod in space.pods()}
-        annotate(space, "true")
-        space.see(lambda: space.status().get("slices") == "3/3", "the cluster to be taken over")
-        assert {pod["metadata"]["uid"] for pod in space.pods()} == before, "nothing restarts"
-        assert space.places("one") == [(0, 0), (2, 0)], "each keeps its index"
-        [head] = space.pods(**HEAD)
+        taken_over(space)
+        # A head of ours is found by KubeRay's Service, and a slice of ours is one that KubeRay knows.
+        [head], workers = space.pods(**HEAD), space.uids()
         space.delete_pod(head)
         space.see(lambda: [p for p in space.pods(**HEAD) if p != head], "another head", kubelet=True)
         [head] = space.pods(**HEAD)
         space.see(lambda: reaches(head_service(space), head), "the Service to find the new head")
+        assert space.uids() == workers, "a head's end is no worker's"
+        gone = space.uids(group="many")
+        space.delete_pod(space.workers(group="many")[0])
+        space.see(lambda: space.anew(4, gone), "a slice of ours", kubelet=True)
+        annotate(space, None)
+        before = uids(space)
+    assert kuberay.takes_on() == [], "it has nothing to make, and fails at nothing"
+    assert uids(space) == before, "nothing restarts"
+    # A head that KubeRay makes then is found, too.
+    [head] = space.pods(**HEAD)
+    space.end(head)
+    kuberay.head("demo-head-again")
+    [head] = space.pods(**HEAD)
+    assert reaches(head_service(space), head)
+    space.run(*space.pods())
+    with operating(space.server, tmp_path, "--namespace", space.name):
+        taken_over(space)
 
 
 def test_services_are_put_right_whatever_is_done_to_them(space: Namespace, tmp_path: Path) -> None:
@@ -79,24 +106,6 @@ def test_services_are_put_right_whatever_is_done_to_them(space: Namespace, tmp_p
         space.see(lambda: 8266 in [p["port"] for p in head_service(space)["spec"]["ports"]], "the new port")
         space.server.request("DELETE", path)
         space.see(lambda: len(space.get("services")["items"]) == 2, "another Service")
-
-
-def test_the_way_back_leaves_kuberay_nothing_to_do_but_its_work(space: Namespace, tmp_path: Path) -> None:
-    kuberay = theirs(space)
-    with operating(space.server, tmp_path, "--namespace", space.name):
-        annotate(space, "true")
-        space.see(lambda: space.status().get("slices") == "3/3", "the cluster to be taken over")
-        gone = space.uids(group="many")
-        space.delete_pod(space.workers(group="many")[0])
-        space.see(lambda: space.anew(4, gone), "a slice of ours", kubelet=True)
-        annotate(space, None)
-    assert kuberay.takes_on() == []
-    # A head that KubeRay makes then is found, too.
-    [head] = space.pods(**HEAD)
-    space.end(head)
-    kuberay.head("demo-head-again")
-    [head] = space.pods(**HEAD)
-    assert reaches(head_service(space), head)
 
 
 def test_a_cluster_of_ours_is_one_that_kuberay_takes_on(space: Namespace, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ twice.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,20 +40,36 @@ def is_whole(space: Namespace, replicas: int) -> bool:
     return space.places() == [(i, h) for i in range(replicas) for h in range(2)]
 
 
+def outlast(seconds: float) -> None:
+    """A minute is a minute."""
+    until = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() > until, "the time to pass", seconds + 60.0, 0.5)
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("lease_s", "away_s"),
+    [
+        pytest.param(4, 0, id="until the lease has run out"),
+        pytest.param(15, 60, marks=pytest.mark.soak, id="60 s"),
+    ],
+)
 def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
-    own_server: ApiServer, tmp_path: Path
+    own_server: ApiServer, tmp_path: Path, lease_s: int, away_s: float
 ) -> None:
     space = Namespace(own_server)
-    short = ("--namespace", space.name, "--lease-seconds", "4")
-    with operating(own_server, tmp_path, *short) as operator:
+    arguments = ("--namespace", space.name, "--lease-seconds", str(lease_s))
+    with operating(own_server, tmp_path, *arguments) as operator:
         space.apply(cluster(group(replicas=2, hosts=2)))
         space.see(lambda: is_whole(space, 2), "two slices")
         space.run(*space.pods())
         space.see(lambda: space.status().get("slices") == "2/2", "both ready")
+        whole = space.uids()
         with own_server.away():
             operator.hear("nothing more is written until it is back")
+            outlast(away_s)
         assert is_alive(operator)
+        assert space.uids() == whole, "nothing leaves"
         gone = space.uids(index=1)
         space.say(space.workers(index=1)[0], phase="Failed")
         space.see(lambda: space.anew(4, gone), "a heal after it was back", kubelet=True)
@@ -63,8 +80,9 @@ def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
                 lambda: operator.log.read_text().count("nothing more is written") > said,
                 "the lease to run out again",
             )
-        gone = space.uids(index=0)
+            outlast(away_s)
         space.see(lambda: bool(space.get("pods")["items"]), "etcd to answer")
+        gone = space.uids(index=0)
         space.say(space.workers(index=0)[0], phase="Failed")
         space.see(lambda: space.anew(4, gone), "a heal after it went on", kubelet=True)
         assert is_alive(operator)

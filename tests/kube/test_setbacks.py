@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ def operator(space: Namespace, tmp_path: Path) -> Iterator[OperatorProcess]:
         yield running
 
 
-@pytest.fixture
-def keeper(space: Namespace) -> Iterator[str]:
+@contextlib.contextmanager
+def keeping(space: Namespace) -> Iterator[str]:
     """A label: Pods that carry it can't be deleted, since who is asked about that doesn't answer."""
     label = f"kept-{space.name}"
     space.server.request(
@@ -62,6 +63,12 @@ def keeper(space: Namespace) -> Iterator[str]:
         yield label
     finally:
         space.server.request("DELETE", f"{WEBHOOKS}/{label}")
+
+
+@pytest.fixture
+def keeper(space: Namespace) -> Iterator[str]:
+    with keeping(space) as label:
+        yield label
 
 
 def attempts(space: Namespace, pod: dict[str, Any]) -> int:

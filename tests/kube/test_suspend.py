@@ -11,7 +11,7 @@ import pytest
 from everstep.testing.kube import ApiServer
 from kube.live import Namespace, OperatorProcess, operating
 from kube.test_slices import cluster
-from kube.world import group
+from kube.world import group, template
 
 
 @pytest.fixture
@@ -36,18 +36,25 @@ class Kueue:
         return self._space.status().get("state") == "ready"
 
     def start(self, *podsets: dict[str, Any]) -> None:
-        """The head's, then the groups': node selectors and tolerations of the flavours they were given."""
+        """The head's, then the groups': selectors and tolerations of the flavours they were given, and by
+        which labels and annotations their topology's Pods are found.
+        """
         spec = self._space.cluster()["spec"]
         members = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
         for member, info in zip(members, podsets, strict=True):
-            member["template"]["spec"].setdefault("nodeSelector", {}).update(info)
+            template = member["template"]
+            template["spec"].setdefault("nodeSelector", {}).update(info)
+            template["spec"]["tolerations"] = [{"key": "flavour", "operator": "Exists"}]
+            found = template.setdefault("metadata", {})
+            found.setdefault("labels", {})["kueue.x-k8s.io/podset"] = member.get("groupName", "head")
+            found.setdefault("annotations", {})["kueue.x-k8s.io/workload"] = "raycluster-demo"
         self._space.patch({"spec": {**spec, "suspend": False}})
 
     def stop(self) -> None:
         """Evicted: suspended, and the templates as they were."""
         spec = self._space.cluster()["spec"]
         for member in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-            member["template"]["spec"]["nodeSelector"] = None
+            member["template"]["spec"].update(nodeSelector=None, tolerations=None)
         self._space.patch({"spec": {**spec, "suspend": True}})
 
 
@@ -57,12 +64,24 @@ def conditions(space: Namespace) -> dict[str, tuple[str, str]]:
 
 def test_kueue_starts_evicts_and_starts_again(space: Namespace) -> None:
     kueue = Kueue(space)
-    space.apply(cluster(group(replicas=2, hosts=2), suspend=True))
+    racks = group(replicas=2, hosts=2)
+    wanted = {
+        "kueue.x-k8s.io/podset-slice-required-topology": "example.com/rack",
+        "kueue.x-k8s.io/podset-slice-size": "2",
+    }
+    racks["template"]["metadata"] = {"annotations": wanted}
+    made = cluster(racks, suspend=True)
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine"}
+    space.apply(made)
     space.see(lambda: space.status().get("state") == "suspended", "it to wait for its admission")
     assert not space.pods()
     kueue.start({"flavour": "small"}, {"flavour": "tpu"})
     space.see(lambda: len(space.pods()) == 5, "its Pods")
-    assert {p["spec"]["nodeSelector"]["flavour"] for p in space.workers()} == {"tpu"}
+    for pod in space.workers():
+        assert pod["spec"]["nodeSelector"]["flavour"] == "tpu"
+        assert {"key": "flavour", "operator": "Exists"} in pod["spec"]["tolerations"]
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "tpu"
+        assert wanted.items() < pod["metadata"]["annotations"].items()
     assert not kueue.is_active()
     space.run(*space.pods())
     space.see(kueue.is_active, "it to be active")
@@ -132,3 +151,26 @@ def test_what_kubectl_and_dashboards_read_is_there(space: Namespace) -> None:
     assert said["head"]["serviceIP"] == said["head"]["podIP"] == "10.1.2.3"
     assert said["endpoints"]["dashboard"] == "8265"
     assert (said["availableWorkerReplicas"], said["readyWorkerReplicas"]) == (4, 4)
+
+
+def test_what_is_created_is_told_in_kuberays_words(space: Namespace) -> None:
+    counted = {"rayStartParams": {"num-cpus": "1"}}
+    head_group = {"template": template(), **counted}
+    space.apply(
+        cluster(group("tpu", 2, 2, **counted), enableInTreeAutoscaling=True, headGroupSpec=head_group)
+    )
+
+    def told() -> dict[str, str]:
+        return {event["reason"]: event["message"] for event in space.get("events")["items"]}
+
+    space.see(lambda: len(told()) == 6, "all of them")
+    [head] = space.pods(group="headgroup")
+    said = told()
+    assert said["CreatedHeadPod"] == f"Created head Pod {space.name}/{head['metadata']['name']}"
+    assert said["CreatedServiceAccount"] == f"Created service account {space.name}/demo"
+    assert {"CreatedService", "CreatedRole", "CreatedRoleBinding"} < set(said)
+    assert said["CreatedWorkerPod"].startswith("Created 4 worker Pods of tpu, replicas 0, 1: ")
+    assert all(pod["metadata"]["name"] in said["CreatedWorkerPod"] for pod in space.workers())
+    # And what can't be created, whatever else is changed meanwhile.
+    space.patch({"spec": {"tlsOptions": {"enabled": True}}})
+    space.see(lambda: "tlsOptions" in told().get("InvalidRayClusterSpec", ""), "why it is refused")

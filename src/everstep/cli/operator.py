@@ -42,10 +42,20 @@ def operator() -> None:
     type=click.FloatRange(min=1),
     help="How long an operator that falls silent stays the one of its namespaces.",
 )
+@click.option(
+    "--renew-deadline-seconds",
+    type=float,
+    help="How long it may fail to renew its lease before it stops writing.  [default: 2/3 of the lease]",
+)
+@click.option(
+    "--retry-seconds",
+    type=float,
+    help="Between two tries to get or renew the lease.  [default: 2/15 of the lease]",
+)
 @click.option("--webhook-service", metavar="N/NAME", help="Validate RayClusters, behind this Service.")
 @click.option("--webhook-url", metavar="URL", help="Validate RayClusters, at this URL.")
 @click.option("--webhook-port", default=9443, show_default=True, help="Where the webhook listens.")
-@click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics and /healthz there.")
+@click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics, /healthz and /readyz there.")
 @click.option("--verbose", "-v", is_flag=True)
 def run(
     namespaces: tuple[str, ...],
@@ -54,6 +64,8 @@ def run(
     context: str | None,
     lease_namespace: str,
     lease_seconds: float,
+    renew_deadline_seconds: float | None,
+    retry_seconds: float | None,
     webhook_service: str | None,
     webhook_url: str | None,
     webhook_port: int,
@@ -64,15 +76,20 @@ def run(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("everstep").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
+        from everstep.kube.lease import Election
         from everstep.kube.operator import Settings
         from everstep.kube.webhook import Webhook
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{_MISSING} ({error.name} is missing)") from error
+    try:
+        election = Election.of(lease_seconds, renew_deadline_seconds, retry_seconds)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     settings = Settings(
         namespaces=namespaces,
         all_clusters=all_clusters,
         lease_namespace=lease_namespace,
-        lease_s=lease_seconds,
+        election=election,
     )
     webhook = None
     if webhook_service or webhook_url:
@@ -117,7 +134,7 @@ async def _run(
             await neighbours.check(api, settings)
             running = Operator(api, settings)
             if metrics_port is not None:
-                await around.enter_async_context(metrics.served(running.metrics, metrics_port))
+                await around.enter_async_context(metrics.served(running, metrics_port))
 
             async def ready() -> None:
                 if webhook is not None:

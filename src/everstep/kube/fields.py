@@ -74,6 +74,7 @@ _NAME: Schema = {
     "maxLength": 50,
     "pattern": "^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?$",
 }
+_ISOLATE = "make a NetworkPolicy for the Pods with the label ray.io/cluster"
 _WHOLE = "replicas of several hosts live and die as one, whatever KubeRay's feature gates say"
 
 
@@ -150,7 +151,8 @@ FIELDS: tuple[Field, ...] = (
     Field("gcsFaultToleranceOptions.backend", _TEXT, _R, "use Redis: give redisAddress", "redis"),
     Field("gcsFaultToleranceOptions.storage", OPEN, _R, "use Redis: give redisAddress"),
     Field("tlsOptions", OPEN, _R, "set Ray's RAY_USE_TLS and RAY_TLS_* variables in the templates"),
-    Field("networkPolicy", OPEN, _R, "make a NetworkPolicy for the Pods with the label ray.io/cluster"),
+    Field("networkPolicy", OPEN, _R, _ISOLATE),
+    Field("networkIsolation", OPEN, _R, _ISOLATE),
     Field("upgradeStrategy", OPEN),
     Field(
         "upgradeStrategy.type",

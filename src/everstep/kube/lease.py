@@ -8,17 +8,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
+import random
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from everstep.kube.api import UNREACHABLE, Api, ApiError, said
 
 logger = logging.getLogger("everstep.kube")
+
+
+_JITTER = 0.2
+"""Of the time between two tries, so that operators that start together don't ask together."""
+
+
+class Election(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a lease lasts. The defaults are those of controller-runtime."""
+
+    lease_s: float = 15.0
+    """How long the others wait after the last renewal that they saw."""
+    renew_deadline_s: float = 10.0
+    """A holder that couldn't renew it for this long writes nothing more. Whatever it has begun must be over
+    before another one may begin.
+    """
+    retry_s: float = 2.0
+    """Between two renewals, and between two looks of those that stand by."""
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > self.renew_deadline_s > self.retry_s * (1 + _JITTER) > 0:
+            raise ValueError(
+                f"a lease of {self.lease_s:g} s, a renew deadline of {self.renew_deadline_s:g} s and a "
+                f"retry period of {self.retry_s:g} s don't fit: the lease must be longer than the deadline, "
+                f"and the deadline longer than {1 + _JITTER} retry periods"
+            )
+
+    @classmethod
+    def of(
+        cls, lease_s: float, renew_deadline_s: float | None = None, retry_s: float | None = None
+    ) -> Election:
+        """What isn't given is in proportion."""
+        return cls(
+            lease_s=lease_s,
+            renew_deadline_s=lease_s * 2 / 3 if renew_deadline_s is None else renew_deadline_s,
+            retry_s=lease_s * 2 / 15 if retry_s is None else retry_s,
+        )
+
+    @property
+    def next_look_s(self) -> float:
+        return self.retry_s * random.uniform(1, 1 + _JITTER)
 
 
 class LeaseLost(Exception):
@@ -30,12 +74,12 @@ class LeaseGone(Exception):
 
 
 class Lease:
-    def __init__(self, api: Api, namespace: str, name: str, duration_s: float) -> None:
+    def __init__(self, api: Api, namespace: str, name: str, election: Election) -> None:
         self._api = api
         self.namespace = namespace
         self._name = name
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._duration_s = duration_s
+        self._election = election
         self._identity = identity()
         self._held: dict[str, Any] | None = None
         self._renewed = 0.0
@@ -46,7 +90,7 @@ class Lease:
     @property
     def valid(self) -> bool:
         """With a margin: what is begun under it must be over before another holder begins."""
-        return self._held is not None and time.monotonic() < self._renewed + self._duration_s * 2 / 3
+        return self._held is not None and time.monotonic() < self._renewed + self._election.renew_deadline_s
 
     async def acquire(self) -> None:
         """Waits until it is ours."""
@@ -70,7 +114,7 @@ class Lease:
                 if isinstance(error, ApiError) and not error.passing and not self._was_held:
                     raise
                 logger.warning("the lease in %s can't be had yet: %s", self.namespace, said(error))
-            await asyncio.sleep(min(1.0, self._duration_s / 5))
+            await asyncio.sleep(self._election.next_look_s)
         logger.info("holding the lease in %s", self.namespace)
 
     def _is_free(self, spec: Mapping[str, Any], unchanged_since: float) -> bool:
@@ -78,7 +122,7 @@ class Lease:
         if not holder or holder == self._identity or is_dead(holder):
             return True
         return time.monotonic() > unchanged_since + float(
-            spec.get("leaseDurationSeconds") or self._duration_s
+            spec.get("leaseDurationSeconds") or self._election.lease_s
         )
 
     async def _take(self, current: dict[str, Any] | None) -> bool:
@@ -91,11 +135,12 @@ class Lease:
         return True
 
     async def keep(self) -> None:
-        """Renews it, until that fails for too long. As often and as patiently as controller-runtime."""
+        """Renews it, until that fails for too long."""
         while True:
-            await asyncio.sleep(self._duration_s * 2 / 15)
+            await asyncio.sleep(self._election.retry_s)
             try:
-                await asyncio.wait_for(self._renew(), self._duration_s / 3)
+                async with asyncio.timeout(self._election.renew_deadline_s / 2):
+                    await self._renew()
             except ApiError as error:
                 # Forbidden may be an API server that has just started, and doesn't know its roles yet.
                 if not error.passing and error.status != 403:
@@ -151,7 +196,7 @@ class Lease:
             {
                 "holderIdentity": self._identity,
                 "renewTime": stamp,
-                "leaseDurationSeconds": max(1, int(self._duration_s)),
+                "leaseDurationSeconds": max(1, math.ceil(self._election.lease_s)),
             }
         )
         if current is None:

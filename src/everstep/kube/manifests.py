@@ -131,7 +131,7 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
             "periodSeconds": 10,
             "failureThreshold": 6,
         },
-        "readinessProbe": {"httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": _PORT}},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": _METRICS_PORT}, "periodSeconds": 5},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -81,20 +81,39 @@ class Metrics:
                     gauge.remove(*labels)
 
 
+class Observed(Protocol):
+    """An operator, as far as it is looked at from outside."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+
 @contextlib.asynccontextmanager
-async def served(metrics: Metrics, port: int, address: str = "0.0.0.0") -> AsyncIterator[None]:
-    """``/metrics``, and ``/healthz`` for the kubelet: it answers while the operator's loop turns."""
+async def served(operator: Observed, port: int, address: str = "0.0.0.0") -> AsyncIterator[None]:
+    """``/metrics``; and for the kubelet ``/healthz``, which answers while the operator's loop turns, and
+    ``/readyz``, which is well while this operator is the one that works.
+    """
 
     async def scrape(_: web.Request) -> web.Response:
         return web.Response(
-            body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            body=generate_latest(operator.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
+    async def ready(_: web.Request) -> web.Response:
+        if operator.ready:
+            return web.Response(text="ok")
+        return web.Response(
+            status=503, text="standing by: another operator has the lease, or none can be had"
+        )
+
     app = web.Application()
-    app.add_routes([web.get("/metrics", scrape), web.get("/healthz", healthy)])
+    app.add_routes([web.get("/metrics", scrape), web.get("/healthz", healthy), web.get("/readyz", ready)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -49,6 +49,8 @@ OPERATOR = "everstep-operator"
 MANAGED_BY_US = "everstep.dev/operator"
 MANAGED_BY_KUBERAY = "ray.io/kuberay-operator"
 MANAGED_BY_KUEUE = "kueue.x-k8s.io/multikueue"
+KUEUE_SLICE_SIZE = "kueue.x-k8s.io/podset-slice-size"
+"""An annotation of a template: so many of its Pods get a topology domain together."""
 
 TPU_RESOURCE = "google.com/tpu"
 TPU_TOPOLOGY_SELECTOR = "cloud.google.com/gke-tpu-topology"

@@ -20,7 +20,7 @@ from everstep.kube.api import UNREACHABLE, Api, ApiError, clusters_path, core_pa
 from everstep.kube.events import Events
 from everstep.kube.gangs import served
 from everstep.kube.informer import Informer
-from everstep.kube.lease import Lease, LeaseGone, LeaseLost
+from everstep.kube.lease import Election, Lease, LeaseGone, LeaseLost
 from everstep.kube.metrics import Metrics
 from everstep.kube.store import Key, Store
 from everstep.kube.strangers import Strangers
@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Also those that don't carry the annotation."""
     lease_namespace: str = "default"
     """Where operators that watch all namespaces have the lease that makes one of them the one."""
-    lease_s: float = 15.0
+    election: Election = Election()
 
 
 def is_claimed(raw: Mapping[str, Any], all_clusters: bool) -> bool:
@@ -72,6 +72,7 @@ class Operator:
         self._tending: dict[Key, Tending] = {}
         self._synced: set[str | None] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._started = False
 
     async def run(self, on_ready: Callable[[], Awaitable[None]] | None = None) -> None:
         """Until it is cancelled."""
@@ -87,8 +88,16 @@ class Operator:
                     await event.wait()
                 if on_ready is not None:
                     await on_ready()
+                self._started = True
         finally:
             await asyncio.gather(*(lease.release() for lease in self._leases.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does its work: it has seen everything once, and holds the leases that it has had. One
+        that stands by isn't.
+        """
+        return self._started and all(lease.ours.is_set() for lease in self._leases.values())
 
     async def _look_after(self, namespace: str | None, settled: asyncio.Event) -> None:
         if namespace is None:
@@ -129,7 +138,7 @@ class Operator:
                 await lease.ours.wait()
 
     async def _acquire(self, what: str, namespace: str, name: str) -> None:
-        lease = Lease(self._api, namespace, name, self._settings.lease_s)
+        lease = Lease(self._api, namespace, name, self._settings.election)
         await lease.acquire()
         lease.ours.set()
         self.metrics.leads(what, True)

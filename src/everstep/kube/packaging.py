@@ -1,7 +1,7 @@
 """The Helm chart and the kustomization in ``deploy/``, made from the same manifests as ``everstep operator
 manifests``. ``python -m everstep.kube.packaging deploy`` writes them.
 
-The chart's templates use nothing of Helm's but values and ``if``.
+The chart's templates use nothing but Go's own template language, so that they can be rendered without Helm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from everstep.kube.manifests import manifests
 
 _HOME = "everstep-system"
 _IMAGE = "everstep-operator"
-_RELEASE = "{{ .Release.Namespace }}"
+_RELEASE = "{{ $.Release.Namespace }}"
+_EACH = "{{ . }}"
 _ALL_CLUSTERS = "--all-clusters"
 
 
@@ -29,14 +30,6 @@ def files() -> dict[str, str]:
 
 
 def _chart() -> dict[str, str]:
-    made = manifests("{{ .Values.image }}", _RELEASE, (), all_clusters=True)
-    # Helm makes the namespace, or finds it.
-    made = [manifest for manifest in made if manifest["kind"] != "Namespace"]
-    text = "---\n".join(_yaml(manifest) for manifest in made)
-    text = text.replace("replicas: 1\n", "replicas: {{ .Values.replicas }}\n")
-    flag = f"        - {_ALL_CLUSTERS}\n"
-    assert flag in text, "the Deployment has no such flag"
-    text = text.replace(flag, "        {{- if .Values.allClusters }}\n" + flag + "        {{- end }}\n")
     chart = {
         "apiVersion": "v2",
         "name": names.OPERATOR,
@@ -48,18 +41,58 @@ def _chart() -> dict[str, str]:
     values = (
         "# The operator's image: build it from deploy/operator.Dockerfile.\n"
         f"image: {_IMAGE}:{__version__}\n"
-        "# One works; others stand by.\n"
+        "# One works, and is ready; others stand by.\n"
         "replicas: 1\n"
+        "# Those that are looked after, each with a Role there; none means all.\n"
+        "namespaces: []\n"
         '# Also clusters without the annotation everstep.dev/managed: "true".\n'
         "allClusters: false\n"
+        "# More arguments of `everstep operator run`, like --lease-seconds=30.\n"
+        "arguments: []\n"
     )
     home = "helm/everstep-operator"
     return {
         f"{home}/Chart.yaml": _yaml(chart),
         f"{home}/values.yaml": values,
         f"{home}/crds/rayclusters.yaml": _yaml(custom_resource_definition()),
-        f"{home}/templates/operator.yaml": text,
+        f"{home}/templates/operator.yaml": _templates(),
     }
+
+
+def _templates() -> str:
+    """The manifests for some namespaces and those for all, in one. Helm makes the operator's own namespace,
+    or finds it.
+    """
+    image = "{{ .Values.image }}"
+    everywhere = {_key(made): _yaml(made) for made in manifests(image, _RELEASE, (), all_clusters=True)}
+    scoped = {_key(made): _yaml(made) for made in manifests(image, _RELEASE, (_EACH,), all_clusters=True)}
+    few = scoped["ClusterRole"]
+    assert everywhere["ClusterRole"].startswith(few), "an operator of some namespaces has rights of its own"
+    deployment = scoped["Deployment"].replace("replicas: 1\n", "replicas: {{ .Values.replicas }}\n")
+    for flag, block in (
+        (f"        - --namespace={_EACH}\n", "range .Values.namespaces"),
+        (f"        - {_ALL_CLUSTERS}\n", "if .Values.allClusters"),
+    ):
+        assert deployment.count(flag) == 1, flag
+        deployment = deployment.replace(flag, _block(block, flag))
+    more = _block("range .Values.arguments", f"        - {_EACH!r}\n")
+    texts = {
+        **{kind: text for kind, text in everywhere.items() if kind != "Namespace"},
+        "ClusterRole": few + _block("if not .Values.namespaces", everywhere["ClusterRole"].removeprefix(few)),
+        "Deployment": deployment.replace("        ports:\n", f"{more}        ports:\n"),
+    }
+    roles = _block(
+        "range .Values.namespaces", "".join(f"---\n{scoped[kind]}" for kind in ("Role", "RoleBinding"))
+    )
+    return "---\n".join(texts.values()) + roles
+
+
+def _key(manifest: dict[str, Any]) -> str:
+    return str(manifest["kind"])
+
+
+def _block(what: str, text: str) -> str:
+    return f"{{{{- {what} }}}}\n{text}{{{{- end }}}}\n"
 
 
 def _kustomization() -> dict[str, str]:

@@ -135,9 +135,14 @@ EVENTS = (
     Row("HeadReplaced", _D, f"{_OURS}: in place of KubeRay's DeletedHeadPod"),
     Row("QuotaExceeded", _D, f"{_OURS}: in place of KubeRay's FailedToCreateWorkerPod"),
     Row("Refused", _D, f"{_OURS}: what the API server refused"),
-    Row("CreatedHeadPod", _I, "creations aren't worth an event each: the status tells"),
-    Row("CreatedWorkerPod", _I, "as CreatedHeadPod"),
-    Row("CreatedService", _I, "as CreatedHeadPod"),
+    Row("CreatedHeadPod"),
+    Row("CreatedWorkerPod", _D, "one for all Pods that a group gets at once, counted up"),
+    Row("CreatedService"),
+    Row("CreatedServiceAccount"),
+    Row("CreatedRole"),
+    Row("CreatedRoleBinding"),
+    Row("CreatedSecret", _D, f"{_OURS}: the token of a cluster that wants one"),
+    Row("InvalidRayClusterSpec"),
 )
 ASKED = (
     Row(names.OVERWRITE_COMMAND, _S, "on a cluster or a template"),

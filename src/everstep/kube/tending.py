@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.kube import actions, grouplabels, names, status as describing
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 _SETTLE_S = 0.05
 """Changes come in flocks; this much later there is one thing to do about them."""
 _LONGEST_PAUSE_S = 60.0
+_SPELLED = {
+    "Service": "service",
+    "ServiceAccount": "service account",
+    "Role": "role",
+    "RoleBinding": "role binding",
+    "Secret": "secret",
+}
+"""As KubeRay's events spell what was created."""
 
 logger = logging.getLogger("everstep.kube")
 
@@ -54,6 +62,8 @@ class Tending:
         """The status as it was last sent."""
         self._acknowledged: Mapping[str, Any] = {}
         """And as it was kept: another CRD may not keep all of it."""
+        self._made: list[Tell] = []
+        """What was created, for people to read of."""
 
     async def run(self) -> None:
         pause = 0.0
@@ -81,11 +91,8 @@ class Tending:
 
     async def _wait(self, wake_at: float | None) -> None:
         timeout = None if wake_at is None else max(0.0, wake_at - time.time())
-        try:
-            await asyncio.wait_for(self.changed.wait(), timeout)
+        if await is_set_within(self.changed, timeout):
             await asyncio.sleep(_SETTLE_S)
-        except TimeoutError:
-            pass
         self.changed.clear()
 
     async def _label_groups(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -114,7 +121,10 @@ class Tending:
         generation = raw["metadata"].get("generation", 0)
         wrong = problems(raw)
         if wrong:
-            await self._say(describing.refuse(wrong, generation, before, time.time()))
+            refused = describing.refuse(wrong, generation, before, time.time())
+            if refused["reason"] != before.get("reason"):
+                await self._operator.events.tell(raw, Tell(True, "InvalidRayClusterSpec", refused["reason"]))
+            await self._say(refused)
             return None
         raw = await self._label_groups(raw)
         cluster = parse(raw)
@@ -124,6 +134,7 @@ class Tending:
         if plan.actions:
             logger.debug("%s/%s: %d actions, decided in %.1f ms", *self._key, len(plan.actions), took * 1e3)
         await self._carry_out(cluster, raw, plan)
+        await self._tell_what_was_made(raw)
         if plan.actions:
             self.changed.set()  # what was done may have made more to do
         self._failures = remembered(self._failures, time.time())
@@ -170,11 +181,25 @@ class Tending:
         creations = [action for action in plan.actions if isinstance(action, CreateReplica)]
         creations.sort(key=lambda creation: (not creation.heals, creation.index))
         stopped: set[str] = set()
+        made: dict[str, list[CreateReplica]] = {}
         for creation in creations:
             if not self._is_current(raw):
                 break  # this was decided for another spec
-            if creation.group not in stopped and not await self._create_replica(cluster, raw, creation):
+            if creation.group in stopped:
+                continue
+            if await self._create_replica(cluster, raw, creation):
+                made.setdefault(creation.group, []).append(creation)
+            else:
                 stopped.add(creation.group)
+        self._made += [_created_workers(group, replicas) for group, replicas in made.items()]
+
+    async def _tell_what_was_made(self, raw: Mapping[str, Any]) -> None:
+        """In KubeRay's words. Last: whoever has to wait for something waits for no event."""
+        notes, self._made = self._made, []
+        await _all(self._operator.events.tell(raw, note) for note in notes)
+
+    def _created(self, reason: str, what: str, name: str) -> None:
+        self._made.append(Tell(False, reason, f"Created {what} {self._namespace}/{name}", name))
 
     def _is_current(self, raw: Mapping[str, Any]) -> bool:
         now = self._operator.ours(self._key)
@@ -232,7 +257,9 @@ class Tending:
         if manifest["kind"] == "Secret":
             manifest = {**manifest, "stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
         try:
-            return await self._operator.api.create(path, manifest)
+            made = await self._operator.api.create(path, manifest)
+            self._created(f"Created{manifest['kind']}", _SPELLED[manifest["kind"]], name)
+            return made
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
@@ -263,6 +290,7 @@ class Tending:
         for manifest in action.beside:
             await self._create_once(manifest)
         await self._create_pod(action.manifest)
+        self._created("CreatedHeadPod", "head Pod", action.manifest["metadata"]["name"])
 
     async def _create_replica(self, cluster: Cluster, raw: Mapping[str, Any], action: CreateReplica) -> bool:
         """All of its Pods. If one can't be had, those that could are given back."""
@@ -381,6 +409,26 @@ class Tending:
             return  # deleted, or another one of this name by now: its own events follow
         self._operator.store.put_cluster(answer)
         self._written, self._acknowledged = status, answer.get("status") or {}
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Not by ``asyncio.wait_for``, which before Python 3.12 forgets that it was cancelled if the event comes
+    in the same moment: an operator that was told to stop would go on.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _created_workers(group: str, replicas: Sequence[CreateReplica]) -> Tell:
+    """One event for all that a group got at once: a thousand Pods are not worth a thousand of them."""
+    pods = [pod for replica in replicas for pod in replica.pods]
+    indices = ", ".join(str(replica.index) for replica in replicas)
+    message = f"Created {len(pods)} worker Pods of {group}, replicas {indices}: {', '.join(pods)}"
+    return Tell(False, "CreatedWorkerPod", message, group, group)
 
 
 def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -414,6 +414,7 @@ def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if hosts > 1:
         yield from _same_for_all(path, spec, containers[0])
+    yield from _topology_request(path, group, hosts)
     topology = (spec.get("nodeSelector") or {}).get(names.TPU_TOPOLOGY_SELECTOR)
     chips = quantities.asked(containers[0]).get(names.TPU_RESOURCE)
     where = f"{path}.template.spec.nodeSelector[{names.TPU_TOPOLOGY_SELECTOR}]"
@@ -424,6 +425,18 @@ def _hosts(path: str, group: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(where, f"{topology!r} isn't a topology", "use one like 4x4 or 2x2x2")
     elif chips is not None and quantities.is_quantity(chips):
         yield from _chips(path, hosts, topology, quantities.rounded_up(chips))
+
+
+def _topology_request(path: str, group: Mapping[str, Any], hosts: int) -> Iterator[Problem]:
+    """What Kueue puts together must be what lives together."""
+    annotations = ((group.get("template") or {}).get("metadata") or {}).get("annotations") or {}
+    size = annotations.get(names.KUEUE_SLICE_SIZE)
+    if size is not None and size != str(hosts):
+        yield Problem(
+            f"{path}.template.metadata.annotations[{names.KUEUE_SLICE_SIZE}]",
+            f"{size!r}, but a replica has {hosts} hosts",
+            f'use "{hosts}", so that each replica gets one topology domain',
+        )
 
 
 def _same_for_all(path: str, spec: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[Problem]:

@@ -77,11 +77,8 @@ async def served(webhook: Webhook, api: Api, settings: Settings) -> AsyncIterato
             {"apiVersion": asked["apiVersion"], "kind": asked["kind"], "response": answer}
         )
 
-    async def healthy(_: web.Request) -> web.Response:
-        return web.Response(text="ok")
-
     app = web.Application(client_max_size=8 * 2**20)
-    app.add_routes([web.post(PATH, validate), web.get("/healthz", healthy)])
+    app.add_routes([web.post(PATH, validate)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     certificate, key = self_signed(webhook.hosts)

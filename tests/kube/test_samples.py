@@ -1,0 +1,67 @@
+"""Whatever KubeRay's samples use: it comes up as it should, or the field is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everstep.testing.kube import ApiServer
+from kube.live import Namespace, operating
+from kube.samples import SAMPLES, Made
+
+CLUSTERS = "/apis/ray.io/v1"
+
+
+@pytest.fixture(scope="module")
+def space(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    space = Namespace(server)
+    with operating(server, tmp_path_factory.mktemp("operator"), "--namespace", space.name):
+        yield space
+
+
+def made(space: Namespace, name: str) -> Made:
+    pods = space.pods(**{"ray.io/cluster": name})
+    services = [
+        service
+        for service in space.get("services")["items"]
+        if service["metadata"]["labels"]["ray.io/cluster"] == name
+    ]
+    return Made(
+        heads=[pod for pod in pods if pod["metadata"]["labels"]["ray.io/node-type"] == "head"],
+        workers=[pod for pod in pods if pod["metadata"]["labels"]["ray.io/node-type"] == "worker"],
+        services={service["metadata"]["name"].removeprefix(f"{name}-"): service for service in services},
+    )
+
+
+def apply(space: Namespace, raw: dict[str, Any]) -> None:
+    space.server.request("POST", f"{CLUSTERS}/namespaces/{space.name}/rayclusters", raw)
+
+
+@pytest.mark.parametrize("what", [what for what, sample in SAMPLES.items() if not sample.refused])
+def test_it_comes_up(space: Namespace, what: str) -> None:
+    sample, name = SAMPLES[what], f"sample-{list(SAMPLES).index(what)}"
+    apply(space, sample.manifest(name))
+    space.see(
+        lambda: len(made(space, name).heads) == 1 and len(made(space, name).workers) == sample.workers,
+        f"its Pods: {space.status(name)}",
+    )
+    there = made(space, name)
+    assert sample.check(there), (there.head, there.workers, there.services)
+    if sample.secret:
+        assert space.get("secrets", name)["data"]
+    space.run(there.head, *there.workers)
+    space.see(lambda: space.status(name).get("state") == "ready", "it to be ready")
+    ignored = space.condition("UnsupportedField", name)
+    assert (ignored.get("status") == "True") is bool(sample.ignored), ignored
+    assert sample.ignored in ignored.get("message", "")
+
+
+@pytest.mark.parametrize("what", [what for what, sample in SAMPLES.items() if sample.refused])
+def test_it_is_refused_and_nothing_runs(space: Namespace, what: str) -> None:
+    sample, name = SAMPLES[what], f"sample-{list(SAMPLES).index(what)}"
+    apply(space, sample.manifest(name))
+    space.see(lambda: space.status(name).get("state") == "failed", "it to be refused")
+    assert sample.refused in space.condition("InvalidSpec", name)["message"]
+    assert made(space, name) == Made(heads=[], workers=[], services={})
