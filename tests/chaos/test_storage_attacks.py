@@ -179,6 +179,31 @@ def test_a_run_whose_folder_is_removed_saves_anew_and_can_be_resumed(tmp_path: P
     assert min(step for _, step in attacked.restored()[-2:]) >= newest > 10
 
 
+def test_a_run_whose_folder_was_away_for_a_while_loses_nothing_that_is_in_it(tmp_path: Path) -> None:
+    """As with a disk that is unmounted under a run, and mounted again."""
+    attacked = Attacked(tmp_path)
+    here = Path(attacked.run.address())
+    driver = attacked.start()
+    wait_for(lambda: attacked.has_more_than(10), "checkpoints")
+    away = here.rename(tmp_path / "away")
+    wait_for(lambda: attacked.log().count("was removed or replaced") == 1, "a word about it")
+    wait_for(lambda: attacked.has_more_than(10), "new checkpoints")
+    here.rename(tmp_path / "meanwhile")
+    away.rename(here)
+    whole = {f for f in blocking.list_folders(attacked.run) if blocking.read_manifest(attacked.run, f)}
+    wait_for(lambda: attacked.log().count("was removed or replaced") > 1, "a word about it again")
+    newest = attacked.newest()
+    wait_for(lambda: attacked.has_more_than(newest), "checkpoints where they were before")
+    driver.kill()
+    kill_everything()
+    driver.wait()
+    newest = attacked.newest()
+    attacked.enough()
+    assert attacked.start().wait(LIMIT_S) == 0, attacked.log()
+    assert whole <= everything_is_whole(attacked.run)
+    assert min(step for _, step in attacked.restored()[-2:]) >= newest
+
+
 @pytest.mark.parametrize("how", ["flipped bit", "missing object"])
 def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Random, how: str) -> None:
     attacked = Attacked(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -180,6 +181,42 @@ def test_a_checkpoint_that_the_disk_can_not_read_is_passed_over_and_used_again_l
     assert history.newest.ref.index == 6
 
 
+@pytest.mark.parametrize("what", [checkpoints.MANIFEST, "rank-00001.json"])
+def test_what_the_disk_can_not_read_of_a_checkpoint_that_nobody_knows_holds_no_resume_up(
+    run: Store, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    parts = [bring(run, NEWEST, rank, index=6) for rank in range(2)]
+    if what == checkpoints.MANIFEST:
+        blocking.commit(run, NEWEST, 1, 6, parts)
+    real = FolderStore.read
+
+    def fails(self: FolderStore, key: str) -> bytes | None:
+        if key.startswith(NEWEST) and key.endswith(what):
+            raise StorageError(f"{key}: {os.strerror(5)}", "look at the disk, or use another")
+        return real(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "read", fails)
+        assert any("Input/output error" in line for line in tidy(run, history))
+        assert history.newest is not None
+        assert history.newest.ref.index == 3
+    tidy(run, history)
+    assert history.newest.ref.index == 6, "nothing was removed, and now it can be read"
+
+
+def test_one_flipped_bit_does_not_make_a_checkpoint_look_like_a_newer_versions(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, History(), NEWEST, 6)
+    manifest = Path(run.address(NEWEST)) / checkpoints.MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format":3', b'"format":7'))
+    assert any("was changed after it was written" in line for line in tidy(run, history))
+    assert history.newest is not None
+    assert history.newest.ref.index == 3
+
+
 def test_a_run_does_not_begin_again_because_its_disk_can_not_be_read(
     run: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +236,22 @@ def test_what_an_earlier_driver_did_not_get_to_remove_is_removed(run: Store) -> 
     commit(run, history, "checkpoint_0001_000003", 3)
     commit(run, history, NEWEST, 6)
     history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
+    tidy(run, history)
+    assert blocking.list_folders(run) == [NEWEST]
+
+
+def test_what_can_not_be_removed_holds_no_resume_up(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, NEWEST, 6)
+    history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
+
+    def busy(self: FolderStore, prefix: str) -> None:
+        raise StorageError(os.strerror(errno.EBUSY))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "clear", busy)
+        assert any("can't be removed" in line for line in tidy(run, history))
     tidy(run, history)
     assert blocking.list_folders(run) == [NEWEST]
 

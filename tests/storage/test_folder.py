@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import StorageAccessError, StorageError
-from everstep.storage import checkpoints, folder as folders
+from everstep.storage import checkpoints, folder as folders, restore
 from everstep.storage.store import open_store, probe
 from storage import blocking
 
@@ -153,3 +153,62 @@ def test_a_folder_that_is_removed_while_something_is_written_into_it_is_an_error
         store.create("checkpoint/manifest", b"x")
     monkeypatch.undo()
     assert store.create("checkpoint/manifest", b"x")
+
+
+@pytest.fixture
+def unlistable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file in it, that the disk can't list."""
+    folder = tmp_path / "unlistable"
+    folder.mkdir()
+    (folder / "file").write_text("x")
+    real = os.scandir
+
+    def scandir(path: str | Path = ".") -> object:
+        if os.fspath(path) == str(folder):
+            raise OSError(5, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return folder
+
+
+def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(unlistable: Path) -> None:
+    with pytest.raises(StorageError, match="Input/output error"):
+        open_store(unlistable).list()
+
+
+def test_no_checkpoint_is_saved_without_the_files_that_can_not_be_listed(
+    unlistable: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").write_text("m")
+    run = open_store(tmp_path.parent / f"{tmp_path.name}-run")
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.upload_part(run, checkpoints.Share("c", 0, 1, 1), tmp_path)
+    assert list(run.list()) == []
+
+
+def test_a_draft_that_was_left_behind_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """A process that is killed while it copies into a folder of the user's leaves one, and that folder may be
+    reported later.
+    """
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "model").write_text("m")
+    draft = folders.Draft(source, named=True)
+    draft.write(memoryview(b"half of something"))
+    run = open_store(tmp_path / "run")
+    part = checkpoints.upload_part(run, checkpoints.Share("c", 0, 1, 1, 0, 0, 1), source)
+    blocking.commit(run, "c", 1, 1, [part.record])
+    assert [file.path for file in restore.verify(run.child("c")).files] == ["model"]
+    with draft:
+        pass
+
+
+def test_a_folder_that_was_moved_and_linked_can_be_cleared(tmp_path: Path) -> None:
+    run = open_store(tmp_path / "run")
+    run.create("c/model", b"m")
+    (tmp_path / "run" / "c").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "c").symlink_to(tmp_path / "elsewhere")
+    run.clear("c")
+    assert run.folders() == []
+    assert (tmp_path / "elsewhere" / "model").exists(), "what lies outside of a run isn't Everstep's"

@@ -162,6 +162,12 @@ class History:
                 self.let_go[incarnation] = kept.ref
         return kept
 
+    def forget(self, folder: str) -> None:
+        """A checkpoint isn't there, and nothing says why. No record does either: whoever finds its manifest
+        takes it in.
+        """
+        self._let_go(folder)
+
     def notices_by(self, wall_ahead: float) -> tuple[Notice, ...]:
         """The notices that stand, by a clock that UNIX time is so far ahead of."""
         return tuple(

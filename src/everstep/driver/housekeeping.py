@@ -62,7 +62,7 @@ class Housekeeping:
     ) -> None:
         """Make durable what has been written, renew the lease, and let agents forget what they need not keep.
         ``collect`` writes what waits to be written, and tells what may be acknowledged after that.
-        ``gone``: a checkpoint was removed by somebody else.
+        ``gone``: a checkpoint is no longer where it was.
         """
         wrote = self._clock.now()
         failing = False

@@ -481,8 +481,10 @@ class Driver:
             self.workers.tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
 
     def _checkpoint_gone(self, folder: str) -> None:
-        """Somebody else removed it."""
-        self._write(records.Deleted(self._clock.now(), folder))
+        """It isn't there now, and nobody gave it up. If it comes back, with a disk that was away, it is one
+        of the run's again.
+        """
+        self._lease.history.forget(folder)
         self.emit(e.CheckpointGone(at=self._clock.now(), folder=folder))
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:

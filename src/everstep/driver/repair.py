@@ -44,6 +44,8 @@ class Repair:
         self._adopted: list[Manifest] = []
         self._left_alone: set[str] = set()
         """Folders that can't be read."""
+        self._unread: StorageError | None = None
+        """Why the disk did not give what it holds, if it didn't."""
 
     async def put_in_order(self, *, journal_is_whole: bool) -> None:
         """For the owner of the run, before workers start."""
@@ -56,7 +58,14 @@ class Repair:
                 self._write(records.Deleted(self._clock.now(), folder))
         for folder in folders:
             if folder in self._history.deleted:
-                await self._deletions.remove(folder)
+                await self._remove(folder)
+
+    async def _remove(self, folder: str) -> None:
+        """One that can't be removed holds nobody up."""
+        try:
+            await self._deletions.remove(folder)
+        except StorageError as error:
+            self._say(f"{folder} is no longer needed, and can't be removed: {error}")
 
     # ------------------------------------------------------------------ what was committed
 
@@ -72,9 +81,8 @@ class Repair:
         for folder in self._unknown(folders):
             try:
                 manifest = await checkpoints.read_manifest(self._run, folder)
-            except DamagedCheckpointError as error:
-                self._say(f"{error}; it is left as it is")
-                self._left_alone.add(folder)
+            except StorageError as error:
+                self._leave_alone(folder, error)
                 continue
             if manifest is not None:
                 found.append((folder, manifest))
@@ -96,8 +104,10 @@ class Repair:
         for folder in self._unknown(folders):
             try:
                 parts = await checkpoints.whole_by_parts(self._run, folder)
-            except DamagedCheckpointError as error:
-                self._say(f"{error}; it is left as it is")
+            except checkpoints.NewerFormatError:
+                continue  # who understands it can finish it
+            except StorageError as error:
+                self._leave_alone(folder, error)
                 continue
             if parts and self._is_newer(parts[0]):  # of older ones, nobody has said that they count
                 ref = CheckpointRef(
@@ -114,6 +124,24 @@ class Repair:
         for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
             self._record(folder, manifest)
         return unfinished
+
+    def _leave_alone(self, folder: str, error: StorageError) -> None:
+        """Neither used nor removed. Raises what says nothing about this folder."""
+        self._judge(error)
+        self._say(f"{error}; it is left as it is")
+        self._left_alone.add(folder)
+
+    def _judge(self, error: StorageError) -> None:
+        """Whether it is this one file that can't be read: it is damaged, or a disk can't read it. Else the
+        error is raised: a store that is away says nothing about a checkpoint, and one of a newer Everstep
+        must not be passed over.
+        """
+        if isinstance(error, DamagedCheckpointError):
+            return
+        lasting = isinstance(error, StorageAccessError | checkpoints.NewerFormatError)
+        if lasting or not self._run.is_local:
+            raise error
+        self._unread = error
 
     def _is_newer(self, part: checkpoints.PartRecord) -> bool:
         newest = self._history.newest
@@ -162,17 +190,15 @@ class Repair:
             if await self._damage_of(kept.ref.folder) is None:
                 self._say(f"checkpoint {kept.ref.folder} can be read again")
                 self._write(kept.as_record(self._clock.now()))
-        unread: StorageError | None = None
         while (newest := history.newest) is not None and newest.external is None:
             folder = newest.ref.folder
             damage = await self._damage_of(folder)
             if damage is None:
                 return
-            unread = damage if not isinstance(damage, DamagedCheckpointError) else unread
             self._say(f"{damage}; the one before it is used")
             self._write(records.Damaged(self._clock.now(), folder, str(damage)))
-        if history.newest is None and unread is not None:
-            raise unread  # better no start than one from the beginning, while the disk has a bad day
+        if history.newest is None and self._unread is not None:
+            raise self._unread  # better no start than one from the beginning, while the disk has a bad day
 
     async def _damage_of(self, folder: str) -> StorageError | None:
         """Why a checkpoint can't be restored; None if it can."""
@@ -180,13 +206,8 @@ class Repair:
             manifest = await checkpoints.read_manifest(self._run, folder)
             size = sum(file.size for file in manifest.files) if manifest is not None else 0
             await self._run.call(lambda run: restore.verify(run.child(folder)), size)
-        except DamagedCheckpointError as error:
-            return error
-        except StorageAccessError:
-            raise
         except StorageError as error:
-            if not self._run.is_local:
-                raise  # the store is away: that says nothing about the checkpoint
+            self._judge(error)
             return error
         return None
 

@@ -240,6 +240,10 @@ def _is_ours(path: Path) -> bool:
 # ---------------------------------------------------------------------- committing
 
 
+class NewerFormatError(StorageError):
+    """Written by an Everstep that this one doesn't understand."""
+
+
 class CommittedOtherwiseError(StorageError):
     """There is a manifest already, and it isn't ours."""
 
@@ -350,15 +354,26 @@ def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Form
         record = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpointError(checkpoint, file, f"can't be read: {error}") from error
+    if not _seal_holds(data):
+        raise DamagedCheckpointError(checkpoint, file, "was changed after it was written")
     if record.format > FORMAT:
-        raise StorageError(
+        raise NewerFormatError(
             f"{checkpoint} was written by a newer Everstep: {file} has format {record.format}, and this one "
             f"reads up to {FORMAT}",
             "upgrade Everstep",
         )
-    if isinstance(record, Manifest) and record.format >= 3 and record != record.sealed():
-        raise DamagedCheckpointError(checkpoint, file, "was changed after it was written")
+    if isinstance(record, Manifest) and record.format >= 3 and not record.seal:
+        raise DamagedCheckpointError(checkpoint, file, "has lost its seal")
     return record
+
+
+def _seal_holds(data: bytes) -> bool:
+    """Looked at before anything that it says is believed, its format included. Parts have no seal, nor have
+    manifests of formats 1 and 2.
+    """
+    plain = msgspec.json.decode(data)
+    seal = plain.get("seal")
+    return not seal or seal == hashlib.sha256(msgspec.json.encode({**plain, "seal": ""})).hexdigest()
 
 
 # ---------------------------------------------------------------------- what is there

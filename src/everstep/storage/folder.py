@@ -77,8 +77,13 @@ class FolderStore:
             return None
 
     def exists(self, key: str) -> bool:
-        with _told(self._path(key)):
-            return self._path(key).is_file()
+        target = self._path(key)
+        try:
+            # Not is_file(), which says False for anything that a disk may answer (from Python 3.14 on).
+            with _told(target):
+                return stat.S_ISREG(target.stat().st_mode)
+        except FileNotFoundError:
+            return False
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
         top = self._path(prefix) if prefix else self.root
@@ -92,7 +97,7 @@ class FolderStore:
         found = []
         for relative in files_below(top):
             key = (top / relative).relative_to(self.root).as_posix()
-            if key > after and not relative.name.startswith(_DRAFT):
+            if key > after:
                 try:
                     found.append(FileRecord(key, (top / relative).stat().st_size, ""))
                 except FileNotFoundError:
@@ -125,6 +130,8 @@ class FolderStore:
     def clear(self, prefix: str) -> None:
         target = self._path(prefix)
         with _told(target):
+            if target.is_symlink():  # what lies elsewhere was put there by somebody else
+                target.unlink()
             while target.is_dir():
                 try:
                     shutil.rmtree(target)
@@ -280,9 +287,12 @@ def digest_of(path: Path) -> tuple[int, str]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, as a path relative to it, in a stable order. Links are followed."""
+    """Every file below a folder, as a path relative to it, in a stable order. Links are followed. A folder
+    that can't be listed is an error: nothing is left out in silence. Drafts, which a process that was killed
+    has left, are nobody's files.
+    """
     seen = set()
-    for root, folders, names in os.walk(folder, followlinks=True):
+    for root, folders, names in os.walk(folder, followlinks=True, onerror=_unless_gone):
         real = os.path.realpath(root)
         if real in seen:
             folders.clear()  # a link that leads back up
@@ -290,6 +300,8 @@ def files_below(folder: Path) -> Iterator[Path]:
         seen.add(real)
         folders.sort()
         for name in sorted(names):
+            if name.startswith(_DRAFT):
+                continue
             path = Path(root) / name
             try:
                 odd = not stat.S_ISREG(path.stat().st_mode)
@@ -300,6 +312,12 @@ def files_below(folder: Path) -> Iterator[Path]:
                     f"{path} is neither a file nor a folder", "save plain files in a checkpoint's folder"
                 )
             yield path.relative_to(folder)
+
+
+def _unless_gone(error: OSError) -> None:
+    """What isn't there has no files. Anything else would look like that, too, and isn't."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def sync_folder(folder: Path) -> None:
