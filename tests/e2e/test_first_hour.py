@@ -21,6 +21,7 @@ from everstep import (
 )
 from everstep.backend.base import Endpoint, Member, NoBackend
 from everstep.torch import TorchTrainer
+from processes import LIMIT_S
 
 AT_ONCE = Deadlines(backoff_first_s=0, backoff_max_s=0)
 
@@ -149,7 +150,7 @@ def test_workers_have_the_arguments_and_the_logging_of_the_script(tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     logged = [line for text in (done.stdout, done.stderr) for line in text.splitlines() if "|model|" in line]

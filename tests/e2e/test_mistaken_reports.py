@@ -21,6 +21,7 @@ from everstep import (
     get_context,
     report,
 )
+from processes import LIMIT_S
 
 from .scripts import start
 
@@ -62,7 +63,7 @@ def test_ranks_that_never_report_are_named_while_training_goes_on(tmp_path: Path
     try:
         told = next(line for line in process.stderr if "can't be committed yet" in line)
         (tmp_path / "seen").touch()
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert "checkpoint_0001_000001 can't be committed yet: ranks 1, 2 have not finished report 1" in told

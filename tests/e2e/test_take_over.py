@@ -324,19 +324,19 @@ def test_a_question_about_checkpoints_outlives_the_driver_that_was_asked(tmp_pat
     name = f"takeover-{random.getrandbits(32):08x}"
     first = start(tmp_path, name, function="list_checkpoints")
     try:
-        wait_for(lambda: rows(tmp_path).get(0), "rank 0's report", 60.0)
+        wait_for(lambda: rows(tmp_path).get(0), "rank 0's report")
         journal = tmp_path / "runs" / name / "journal"
         so_far = len(list(journal.iterdir()))
         # What has been dealt with is acknowledged after a write to the journal.
-        wait_for(lambda: len(list(journal.iterdir())) > so_far, "the next write to the journal", 60.0)
+        wait_for(lambda: len(list(journal.iterdir())) > so_far, "the next write to the journal")
     finally:
         first.kill()
         first.wait()
     second = start(tmp_path, name, function="list_checkpoints")
     try:
-        wait_for(lambda: drives(name, second.pid), "the take-over", 60.0)
+        wait_for(lambda: drives(name, second.pid), "the take-over")
         (tmp_path / "until").touch()
-        output, _ = second.communicate(timeout=60.0)
+        output, _ = second.communicate(timeout=LIMIT_S)
     finally:
         second.kill()
     assert "returned 1" in output

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import everstep
+from processes import LIMIT_S
 
 SCRIPT = """
 import json, os, sys, tempfile
@@ -62,7 +63,7 @@ def torchrun(folder: Path, config: dict[str, Any], *more: str, restarts: int = 0
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
@@ -102,7 +103,7 @@ def test_a_trainer_that_has_no_group_of_processes_is_refused(tmp_path: Path) -> 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         env={
             **os.environ,
             "RANK": "1",

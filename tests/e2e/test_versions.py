@@ -13,7 +13,7 @@ from everstep import RunConfig, Trainer
 from everstep.agent import wire
 from everstep.errors import AgentVersionError
 from everstep.testing import LocalCluster
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 from .scripts import start
 
@@ -56,12 +56,12 @@ def test_workers_of_another_version_are_not_taken_over_and_the_run_goes_on_from_
         path = f"{other_version(tmp_path / 'other', version)}{os.pathsep}{os.environ['PYTHONPATH']}"
         patch.setenv("PYTHONPATH", path)
         first = start(tmp_path, TRAINS)
-    wait_for(lambda: (tmp_path / "up").exists(), "the first checkpoint", 60.0)
+    wait_for(lambda: (tmp_path / "up").exists(), "the first checkpoint")
     worker = int((tmp_path / "up").read_text())
     first.kill()
     first.communicate()
     assert alive(worker)
-    output, errors = start(tmp_path, TRAINS).communicate(timeout=60)
+    output, errors = start(tmp_path, TRAINS).communicate(timeout=LIMIT_S)
     assert "restored step 1" in output, errors
     assert f"speaks version {version} of Everstep's protocol, and this driver version" in errors
     assert not alive(worker)

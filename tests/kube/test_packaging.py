@@ -95,7 +95,7 @@ def test_the_kustomization_is_what_an_api_server_takes() -> None:
 def answer(port: int, path: str) -> tuple[int, str]:
     """What somebody who looks at the operator from outside is told."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=LIMIT_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -135,7 +135,7 @@ def test_a_second_operator_stands_by_alive_and_not_ready(server: ApiServer, tmp_
     one, other = free_ports(2)
     arguments = ("--namespace", space.name, "--lease-seconds", "4", "--metrics-port")
     with operating(server, tmp_path, *arguments, str(one)) as first:
-        wait_for(lambda: answer(one, "readyz") == (200, "ok"), "the first to be ready", 60.0, 0.1)
+        wait_for(lambda: answer(one, "readyz") == (200, "ok"), "the first to be ready", look_s=0.1)
         second = OperatorProcess(
             server.kubeconfig, *arguments, str(other), log=tmp_path / "second.log"
         ).start()
@@ -145,7 +145,7 @@ def test_a_second_operator_stands_by_alive_and_not_ready(server: ApiServer, tmp_
             assert answer(other, "readyz")[0] == 503
             assert "standing by" in answer(other, "readyz")[1]
             first.stop()
-            wait_for(lambda: answer(other, "readyz")[0] == 200, "it to have the lease", 60.0, 0.1)
+            wait_for(lambda: answer(other, "readyz")[0] == 200, "it to have the lease", look_s=0.1)
         finally:
             second.stop()
 
