@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import shutil
 import signal
 import sys
@@ -72,3 +73,11 @@ def nothing_is_left_over() -> Iterator[None]:
         # What a test that failed left over is its own failure, not the next test's, and not the machine's.
         for pid in set(ours()) - before:
             kill(pid)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """For instants and victims. A test that fails prints the seed with which to run it again."""
+    seed = int(os.environ.get("EVERSTEP_HUNT_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"EVERSTEP_HUNT_SEED={seed}")
+    return random.Random(seed)

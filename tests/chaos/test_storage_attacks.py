@@ -23,13 +23,6 @@ from storage.server import S3Server
 from .running import Attacked, everything_is_whole, kill_everything, numbers, worker_of
 
 
-@pytest.fixture
-def rng() -> random.Random:
-    seed = int(os.environ.get("EVERSTEP_HUNT_SEED") or random.SystemRandom().randrange(1 << 32))
-    print(f"EVERSTEP_HUNT_SEED={seed}")
-    return random.Random(seed)
-
-
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     with S3Server() as server:

@@ -67,6 +67,14 @@ def test_a_sharded_checkpoint_is_restored_at_another_size(tmp_path: Path, script
     assert "steps on 4 → 2 → 4 workers" in output
 
 
+def test_the_curve_is_the_same_whatever_happens(tmp_path: Path) -> None:
+    process = run("exactly_once.py", str(tmp_path), home=tmp_path)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    assert "120 steps, 5 kills, 3 → 2 → 3 workers" in output
+    assert "at most: the same" in output
+
+
 def test_a_preempted_slice_is_left_in_time(tmp_path: Path) -> None:
     process = run("preemption.py", str(tmp_path), home=tmp_path)
     output, _ = process.communicate(timeout=LIMIT_S)

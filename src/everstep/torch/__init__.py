@@ -254,6 +254,9 @@ def prepare_data_loader(
     With more than one worker, call ``loader.sampler.set_epoch(epoch)`` before each epoch, or each has the
     same order.
 
+    As in Ray Train, the loader has no place that is saved: after a restart its pass begins anew, and with
+    another number of workers the global batch is another one. ``everstep.data.Stream`` promises both.
+
     Args:
         data_loader: The loader. With an ``IterableDataset``, or a ``DistributedSampler`` of your own, it is
             left to you to divide the data.
