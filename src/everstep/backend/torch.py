@@ -166,9 +166,6 @@ class TorchBackend:
         address, port = str(endpoint["address"]), int(endpoint["port"])
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
         _share_cores(torch, member)
-        if member.device_kind == "gpu":
-            torch.cuda.set_device(0)
-
         patience = timedelta(seconds=timeout_s)
         listener, self._listener = self._listener, None
         self._hosts_store = listener is not None
@@ -182,6 +179,17 @@ class TorchBackend:
         )
         if "prefix" in endpoint:  # a store that others use, or have used, as well
             self._store = dist.PrefixStore(str(endpoint["prefix"]), self._store)
+        self._meet(member, patience)
+        self._count(_JOINED, member)
+        _joined = member
+
+    def _meet(self, member: Member, patience: timedelta) -> None:
+        """Make the process group."""
+        import torch
+        import torch.distributed as dist
+
+        if member.device_kind == "gpu":
+            torch.cuda.set_device(0)
         dist.init_process_group(
             self.config.backend or ("nccl" if member.device_kind == "gpu" else "gloo"),
             store=dist.PrefixStore(_STORE_PREFIX, self._store),
@@ -193,8 +201,6 @@ class TorchBackend:
         patience = timedelta(seconds=self.config.timeout_s)
         dist.distributed_c10d._set_pg_timeout(patience)
         self._store.set_timeout(patience)
-        self._count(_JOINED, member)
-        _joined = member
 
     def leave(self, member: Member) -> None:
         import torch.distributed as dist
@@ -248,3 +254,10 @@ def _share_cores(torch: Any, member: Member) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sharing = member.world_size if is_loopback(member.bind_address) else member.local_world_size
     torch.set_num_threads(max(1, cores // sharing))
+
+
+def gpus_here() -> int:
+    """How many GPUs torch sees on this machine."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

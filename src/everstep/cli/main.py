@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everstep import __version__
-from everstep.cli import operator, runs, simulation
+from everstep.cli import launch, operator, runs, simulation
 
 if TYPE_CHECKING:
     from everstep.driver.registry import LiveRun
@@ -27,6 +27,7 @@ def main() -> None:
 for command in (*runs.COMMANDS, *simulation.COMMANDS):
     main.add_command(command)
 main.add_command(operator.operator)
+main.add_command(launch.run)
 
 
 @main.command()

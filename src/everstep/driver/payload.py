@@ -23,6 +23,7 @@ from everstep.agent import wire
 from everstep.agent.late import LoadedByWorker
 from everstep.backend.base import Backend, packages_of
 from everstep.errors import ConfigError, FunctionLoadError
+from everstep.script import ScriptRun
 
 # Importing these starts threads or talks to a cluster: not before a fork.
 _NOT_BEFORE_A_FORK = frozenset({"ray", "tensorflow", "everstep", "__future__"})
@@ -165,6 +166,8 @@ def imports_of(function: Any) -> list[str]:
     """
     if isinstance(function, functools.partial):
         return imports_of(function.func)
+    if isinstance(function, ScriptRun):
+        return function.imports()
     code = getattr(function, "__code__", None)
     if code is None:
         return []

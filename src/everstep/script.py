@@ -1,0 +1,92 @@
+"""A script as it is, in place of a training function: what ``everstep run`` starts."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from everstep.config import RunConfig, ScalingConfig
+
+
+def launch(script: str, *, is_module: bool, scaling: ScalingConfig, run: RunConfig, engine: object) -> None:
+    """Run it on workers, until it has ended in all of them."""
+    from everstep.backend.script import ScriptBackend
+    from everstep.driver.run import RunSpec, run_training
+
+    restarts = run.failure_config.max_failures
+    run_training(
+        RunSpec(
+            train_fn=ScriptRun(script, is_module=is_module),
+            train_loop_config=None,
+            datasets={},
+            backend=ScriptBackend(restarts),
+            scaling=scaling,
+            run=run,
+            engine=engine,
+        )
+    )
+
+
+class ScriptRun:
+    """Called in a worker, it is the script: ``__main__``, with its own arguments and its own folder first."""
+
+    def __init__(self, script: str, *, is_module: bool = False) -> None:
+        self.script = script
+        self.is_module = is_module
+
+    def __call__(self) -> None:
+        from everstep.session import get_context
+
+        # What a script under torchrun looks at to see whether it was restarted.
+        restarts = str(get_context().get_epoch() - 1)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["EVERSTEP_RESTART_COUNT"] = restarts
+        if self.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(self.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(self.script).parent))
+            runpy.run_path(self.script, run_name="__main__")
+
+    def imports(self) -> list[str]:
+        """Installed packages that the script names in import lines, found without running it. Its own modules
+        aren't among them: they may have changed by the next attempt.
+        """
+        path = self._file()
+        if path is None:
+            return []
+        try:
+            tree = ast.parse(path.read_bytes())
+        except SyntaxError:
+            return []  # the worker says so, with the line
+        names: dict[str, None] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names.update(dict.fromkeys(alias.name for alias in node.names))
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names[node.module] = None
+        return [name for name in names if _is_installed(name)]
+
+    def _file(self) -> Path | None:
+        if not self.is_module:
+            return Path(self.script)
+        found = importlib.util.find_spec(self.script)
+        if found is not None and found.submodule_search_locations:
+            found = importlib.util.find_spec(f"{self.script}.__main__")
+        return Path(found.origin) if found is not None and found.origin else None
+
+
+def _is_installed(name: str) -> bool:
+    package = name.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return False
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and "site-packages" in str(found.origin or "")

@@ -1,0 +1,145 @@
+"""``everstep run``: scripts that torchrun could have started, unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from everstep.cli.main import main
+from everstep.script import ScriptRun
+from processes import LIMIT_S
+
+DDP = """
+import argparse, os, signal, sys, time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import beside
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--folder")
+    asked = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, saved = dist.get_rank(), os.path.join(asked.folder, "saved.pt")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = 0
+    if os.path.exists(saved):
+        state = torch.load(saved)
+        model.module.load_state_dict(state["model"])
+        step = state["step"]
+    again = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print(f"rank {rank} of {dist.get_world_size()} at {step}, restart {again}, {beside.WORD}", flush=True)
+    while step < asked.steps:
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        step += 1
+        if rank == 0:
+            torch.save({"model": model.module.state_dict(), "step": step}, saved + ".new")
+            os.replace(saved + ".new", saved)
+        dist.barrier()
+        if step == 5 and rank == 1 and again == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+    dist.destroy_process_group()
+    open(os.path.join(asked.folder, f"done-{rank}-of-{os.environ['WORLD_SIZE']}"), "w").close()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "everstep.cli.main",
+            "run",
+            "--storage-path",
+            str(folder / "runs"),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=folder,
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "beside.py").write_text("WORD = 'with what lies beside it'")
+    path = tmp_path / "ddp.py"
+    path.write_text(DDP)
+    return str(path)
+
+
+def test_a_script_of_torchruns_survives_a_kill_unchanged(tmp_path: Path, script: str) -> None:
+    options = ("--nproc_per_node=2", "--max-restarts", "1", "--standalone")
+    done = everstep(tmp_path, *options, script, "--steps", "9", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    output = done.stdout + done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 at 0, restart 0, with what lies beside it" in output
+        assert f"rank {rank} of 2 at 5, restart 1, with what lies beside it" in output
+        assert (tmp_path / f"done-{rank}-of-2").exists()
+
+
+def test_without_restarts_left_it_fails_as_torchrun_does(tmp_path: Path, script: str) -> None:
+    done = everstep(tmp_path, "--nproc-per-node", "2", script, "--steps", "9", "--folder", str(tmp_path))
+    assert done.returncode == 1
+    assert "SIGKILL" in done.stderr
+
+
+def test_a_module_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text("import sys\nprint(__name__, sys.argv[1:], flush=True)\n")
+    done = everstep(tmp_path, "-m", "mine.train", "--its", "own")
+    assert done.returncode == 0, done.stderr
+    assert "__main__ ['--its', 'own']" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("code", "status"), [("0", 0), ("None", 0), ("3", 1)])
+def test_the_scripts_exit_code_decides(tmp_path: Path, code: str, status: int) -> None:
+    (tmp_path / "ends.py").write_text(f"import sys\nsys.exit({code})\n")
+    assert everstep(tmp_path, "ends.py").returncode == status
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rdzv-backend", "c10d", "x.py"], "--rdzv-backend isn't an option here. Leave it out"),
+        (["--rdzv_endpoint=localhost:0", "x.py"], "--rdzv-endpoint isn't an option here"),
+        (["--log-dir", "logs", "x.py"], "logs of all ranks are in the run's folder"),
+        (["--nnodes", "2", "x.py"], "needs --engine ray"),
+        (["--nnodes", "3:2", "x.py"], "neither a number nor MIN:MAX"),
+        (["--nproc-per-node", "many", __file__], "neither a number nor gpu"),
+        (["--nproc-per-node", "gpu", "--nonsense", "x.py"], "No such option"),
+        (["x.py"], "there is no file 'x.py'"),
+        (["--standalone", "--engine", "ray", "x.py"], "--standalone means this machine"),
+        (["--show-ranks", "a", __file__], "isn't a list of ranks"),
+    ],
+)
+def test_what_makes_no_sense_is_named(options: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, ["run", *options])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_only_installed_packages_are_imported_ahead(tmp_path: Path, script: str) -> None:
+    assert ScriptRun(script).imports() == ["torch", "torch.distributed", "torch.nn.parallel"]
+    (tmp_path / "broken.py").write_text("import torch\nthis is no python")
+    assert ScriptRun(str(tmp_path / "broken.py")).imports() == []
