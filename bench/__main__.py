@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bench import checkpoints, data, imports, ray_recovery, recovery, replica_groups, reports, start
+from bench import checkpoints, data, imports, ray_recovery, recovery, replica_groups, reports, scripts, start
 from bench.figures import Outcome, as_json, as_markdown, show, this_machine, write_into
 from bench.options import Options
 
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "imports": imports,
     "start": start,
     "recovery": recovery,
+    "scripts": scripts,
     "ray_recovery": ray_recovery,
     "replica_groups": replica_groups,
     "reports": reports,

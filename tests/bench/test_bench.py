@@ -40,6 +40,11 @@ def test_recovery_kills_a_rank_in_every_round(tmp_path: Path) -> None:
     assert not any("left over" in note for note in found["notes"])
 
 
+def test_an_unchanged_script_is_killed_in_every_round(tmp_path: Path) -> None:
+    found = figures_of("scripts", tmp_path / "figures.json", "--rounds", "2", "--workers", "2")
+    assert found["rows"][0]["everstep"]["rounds"] == 2
+
+
 def test_start_shows_an_import_of_torch_for_scale(tmp_path: Path) -> None:
     found = figures_of("start", tmp_path / "figures.json", "--rounds", "1")
     assert [row["side"] for row in found["rows"]] == ["Everstep", "Python", "Python"]

@@ -91,6 +91,7 @@ def run(
     Workers are forked from a process that has imported what the script's import lines name.
     """
     from everstep.config import DEFAULT_STORAGE_PATH, FailureConfig, RunConfig, ScalingConfig
+    from everstep.control.deadlines import Deadlines
     from everstep.errors import EverstepError
     from everstep.script import launch
 
@@ -114,6 +115,9 @@ def run(
                 name=name,
                 storage_path=storage_path or DEFAULT_STORAGE_PATH,
                 failure_config=FailureConfig(max_failures=max_restarts),
+                # Short pauses: what a script saves can't be seen, so a failure after hours of training looks
+                # like another one at the start.
+                deadlines=Deadlines(backoff_first_s=0.1, backoff_max_s=1.0, healthy_s=10.0),
                 log_ranks=_ranks(show_ranks, workers * most),
             ),
             engine="local" if standalone else engine,
