@@ -314,6 +314,8 @@ class Workers:
         key = (message.epoch, message.generation, message.rank)
         self.results.tails[key] = message
         stream = self.streams.get(key)
+        for index in sorted(stream.bound) if stream is not None else ():
+            self._upload_failed(key, index, "its process ended before checkpoint_upload_fn did")
         # A worker that has reported a failure may be killed before it exits.
         failed = (stream is not None and stream.failed) or (not message.by_us and message.code != 0)
         if stream is not None and not (message.by_us or stream.failed or stream.returned):
