@@ -61,7 +61,7 @@ class Workers:
         self.results = Results()
         self.talk = Talk(self.tell, lease, clock)
         self.questions = CheckpointQuestions(
-            self.tell, controller, history, job.store, job.run.checkpoint_config
+            self.tell, controller, history, job.store, job.run.checkpoint_config, clock
         )
 
     # ------------------------------------------------------------------ who they are
