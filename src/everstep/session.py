@@ -260,7 +260,7 @@ class Session:
             part = upload()
         except Exception as error:  # whatever is raised: it must reach the driver, not die with this thread
             self._part_failed(index, error)
-            if not isinstance(error, StorageError):
+            if job is None:  # the user's own function: as if it had been called in report()
                 self._failed_upload = error
         else:
             self._link.send(wire.frame(wire.PartDone(msgspec.structs.replace(part, held=held))))
@@ -270,7 +270,7 @@ class Session:
     def _raise_failed_upload(self) -> None:
         """What a function of the user's raised in the background is raised in the foreground."""
         error, self._failed_upload = self._failed_upload, None
-        if error is not None:
+        if error is not None and not isinstance(error, StorageError):
             raise error
 
     def _part_failed(self, index: int, error: Exception) -> None:

@@ -119,3 +119,20 @@ def test_an_upload_that_ends_with_its_process_is_not_waited_for(tmp_path: Path) 
     deadlines = everstep.Deadlines(upload_wait_s=3600.0)
     failures = FailureConfig(max_failures=1)
     assert fit(function, tmp_path, 1, deadlines=deadlines, failure_config=failures).return_value == 2
+
+
+def test_an_upload_of_everstep_that_fails_in_the_background_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(job: Path, run: Any) -> None:
+        raise OSError("a bad sector")
+
+    def function() -> str:
+        report({}, save("0"), checkpoint_upload_mode=ASYNC)
+        get_all_reported_checkpoints()
+        report({})
+        return "trained on"
+
+    monkeypatch.setattr("everstep.storage.snapshots.finish", fails)
+    result = fit(function, tmp_path, workers=0)
+    assert (result.return_value, result.checkpoint) == ("trained on", None)
