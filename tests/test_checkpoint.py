@@ -93,6 +93,20 @@ def test_metadata_that_is_not_json_is_refused_and_changes_nothing(folder):
     assert checkpoint.get_metadata() == {"step": 1}
 
 
+def test_metadata_that_is_not_json_raises_what_ray_train_raises(folder):
+    with pytest.raises(TypeError, match="isn't JSON"):
+        Checkpoint(folder).set_metadata({"model": object()})
+    with pytest.raises(TypeError, match="isn't JSON"):
+        Checkpoint(folder).update_metadata({"model": object()})
+
+
+def test_the_result_of_a_folder_that_is_not_there_raises_what_ray_train_raises(tmp_path):
+    with pytest.raises(RuntimeError, match="there is no such folder"):
+        Result.from_path(tmp_path / "gone")
+    with pytest.raises(RuntimeError, match="it has no journal"):
+        Result.from_path(tmp_path)
+
+
 def test_a_damaged_metadata_file_is_named(folder):
     (folder / ".metadata.json").write_text("{")
     with pytest.raises(StorageError, match=r"\.metadata\.json is not JSON"):

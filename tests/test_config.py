@@ -161,6 +161,48 @@ def test_label_selectors_that_differ_between_workers_are_refused():
     ScalingConfig(num_workers=2, label_selector=[{"a": "b"}, {"a": "b"}])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (
+            "endpoint_override=http://localhost:9000",
+            {"aws_endpoint": "http://localhost:9000", "allow_http": "true"},
+        ),
+        (
+            "endpoint_override=localhost:9&scheme=http",
+            {"aws_endpoint": "http://localhost:9", "allow_http": "true"},
+        ),
+        ("endpoint_override=minio.here&region=r", {"aws_endpoint": "https://minio.here", "aws_region": "r"}),
+        ("region=eu-west-1", {"aws_region": "eu-west-1"}),
+    ],
+)
+def test_ray_trains_arguments_in_an_s3_address_are_storage_options(arguments, options):
+    run = RunConfig(storage_path=f"s3://bucket/runs/?{arguments}")
+    assert (run.storage_path, run.storage_options) == ("s3://bucket/runs", options)
+    given = RunConfig(storage_path=f"s3://bucket/runs?{arguments}", storage_options={"aws_region": "mine"})
+    assert given.storage_options == {**options, "aws_region": "mine"}
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://b/runs?allow_bucket_creation=true", "gs://b/runs?endpoint_override=x", "az://b?region=x"]
+)
+def test_any_other_argument_in_an_address_is_refused_with_the_options_to_write(path):
+    with pytest.raises(ConfigError, match=r"storage_options=.*aws_endpoint") as raised:
+        RunConfig(storage_path=path)
+    assert raised.value.field == "RunConfig.storage_path"
+
+
+def test_credentials_in_an_address_are_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="aws_access_key_id") as raised:
+        RunConfig(storage_path="s3://key:hush@bucket/runs")
+    assert "hush" not in str(raised.value)
+
+
+def test_a_question_mark_may_be_part_of_a_key():
+    assert RunConfig(storage_path="s3://bucket/what?").storage_path == "s3://bucket/what?"
+    assert RunConfig(storage_path="/data/a?b=c").storage_path == "/data/a?b=c"
+
+
 @pytest.mark.parametrize("path", ["s3://bucket/runs", "gs://bucket/runs", "az://container/runs"])
 def test_a_remote_storage_path_is_kept_as_it_is(path):
     assert RunConfig(storage_path=path + "/").storage_path == path

@@ -44,6 +44,19 @@ def test_the_first_line_is_the_first_cause_and_echoes_come_last():
     assert error.worker_failures[0] is ECHO
 
 
+def test_failures_may_be_any_exceptions_as_in_ray_train():
+    cause, echo = ValueError("bad batch"), ConnectionError()
+    error = WorkerGroupError("No retry is left.", {2: cause, 0: echo})
+    assert str(error).splitlines()[0] == "Training failed: rank 2 raised ValueError: bad batch"
+    assert "rank 0 raised ConnectionError" in str(error)
+    assert error.worker_failures == {2: cause, 0: echo}
+    assert error.first_cause is not None
+    assert error.first_cause.rank == 2
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), [*again.worker_failures]) == (str(error), [2, 0])
+    assert str(NCCLHangError("hung", {1: TimeoutError("600 s")})).startswith("Training failed: rank 1 raised")
+
+
 @pytest.mark.parametrize(
     ("facts", "told"),
     [

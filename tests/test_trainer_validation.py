@@ -126,6 +126,16 @@ def test_an_argument_of_ray_trains_that_is_out_is_refused_with_a_remedy(argument
     Trainer(takes_nothing, **{argument: None})
 
 
+def test_what_a_refused_argument_holds_is_not_in_the_message():
+    class DataSet:
+        def __repr__(self):
+            return "a thousand rows"
+
+    with pytest.raises(RefusedError, match=r"Trainer\(datasets=…\) is refused") as caught:
+        Trainer(takes_nothing, datasets={"train": DataSet()})
+    assert "a thousand rows" not in str(caught.value)
+
+
 def test_a_subclass_answers_with_its_own_name_and_arguments():
     class MyTrainer(Trainer):
         def __init__(self, train_loop_per_worker, *, my_config=None, **rest):

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from everstep.errors import (
     ConfigError,
+    NotJsonError,
     RefusedAttributeError,
     RefusedError,
     StorageError,
@@ -161,7 +162,7 @@ class Checkpoint:
         try:
             text = json.dumps(dict(metadata))
         except (TypeError, ValueError) as error:
-            raise ConfigError(
+            raise NotJsonError(
                 f"Checkpoint.set_metadata got something that isn't JSON: {error}.",
                 "Use dicts with string keys, lists, strings, numbers, booleans and None.",
                 "Checkpoint.set_metadata.metadata",

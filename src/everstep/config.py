@@ -20,6 +20,7 @@ from everstep.callbacks import UserCallback
 from everstep.control.deadlines import Deadlines
 from everstep.errors import ConfigError, RefusedAttributeError, RefusedError
 from everstep.refusals import answers_unknown_arguments
+from everstep.storage.uri import without_arguments
 from everstep.topology.accelerators import (
     TopologyError,
     chips_in,
@@ -312,7 +313,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        _set(self, "storage_path", _absolute_storage_path(self.storage_path))
+        path, options = without_arguments(_absolute_storage_path(self.storage_path))
+        _set(self, "storage_path", path.rstrip("/") if "://" in path else path)
         _default_or_instance(self, "failure_config", FailureConfig)
         _default_or_instance(self, "checkpoint_config", CheckpointConfig)
         _default_or_instance(self, "logging_config", LoggingConfig)
@@ -321,7 +323,8 @@ class RunConfig:
         _set(self, "worker_runtime_env", _checked_runtime_env(self.worker_runtime_env))
         _set(self, "deadlines", override_from_environment(self.deadlines, os.environ))
         _set(self, "log_ranks", _checked_log_ranks(self.log_ranks))
-        _set(self, "storage_options", _checked_storage_options(self.storage_options))
+        given = _checked_storage_options(self.storage_options)
+        _set(self, "storage_options", {**options, **given} if given else options or given)
         if self.if_finished is not None:
             _require_choice("RunConfig.if_finished", self.if_finished, ("return", "continue"))
         _require_seconds("RunConfig.lease_ttl_s", self.lease_ttl_s)

@@ -11,7 +11,7 @@ Not retried, whatever the budget: ``ConfigError``, ``FunctionLoadError``, ``TooL
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class ConfigError(EverstepError, ValueError):
         EverstepError.__init__(self, message, remedy)
         self.args = (message, remedy, field)
         self.field = field
+
+
+class NotJsonError(ConfigError, TypeError):
+    """Metadata that can't be stored as JSON. Ray Train raises a ``TypeError``."""
+
+
+class NoRunError(ConfigError, RuntimeError):
+    """A folder that isn't one of a run. Ray Train raises a ``RuntimeError``."""
 
 
 class TooLargeError(ConfigError):
@@ -105,19 +113,20 @@ class WorkerGroupError(TrainingFailedError):
 
     ``error_message`` says why the run ended rather than recovered. ``worker_failures`` maps the rank of every
     worker that failed in the last incident to its ``WorkerError``; ``first_rank`` is the one that failed
-    first, so that the echoes in its peers never hide it.
+    first, so that the echoes in its peers never hide it. One that you make yourself may hold any exceptions.
     """
 
     def __init__(
         self,
         error_message: str,
-        worker_failures: Mapping[int, WorkerError],
+        worker_failures: Mapping[int, Exception],
         first_rank: int | None = None,
     ) -> None:
         self.error_message = error_message
         self.worker_failures = dict(worker_failures)
         self.first_rank = first_rank
-        super().__init__(_tell(error_message, self.worker_failures, self.first_cause))
+        told = [_as_worker_error(rank, error) for rank, error in self.worker_failures.items()]
+        super().__init__(_tell(error_message, told, self.first_cause))
         self.args = (error_message, self.worker_failures, first_rank)
 
     @property
@@ -125,9 +134,9 @@ class WorkerGroupError(TrainingFailedError):
         """The failure that came first. ``None`` only where no worker is known to have failed."""
         if not self.worker_failures:
             return None
-        if self.first_rank in self.worker_failures:
-            return self.worker_failures[self.first_rank]
-        return next(iter(self.worker_failures.values()))
+        first = self.first_rank if self.first_rank in self.worker_failures else None
+        rank = first if first is not None else next(iter(self.worker_failures))
+        return _as_worker_error(rank, self.worker_failures[rank])
 
 
 class NCCLHangError(WorkerGroupError):
@@ -283,7 +292,13 @@ def _one_line(error: BaseException) -> str:
     )
 
 
-def _tell(error_message: str, failures: Mapping[int, WorkerError], first: WorkerError | None) -> str:
+def _as_worker_error(rank: int, error: Exception) -> WorkerError:
+    if isinstance(error, WorkerError):
+        return error
+    return WorkerError(rank, reason=f"raised {type(error).__name__}: {error}".rstrip(": "))
+
+
+def _tell(error_message: str, failures: Sequence[WorkerError], first: WorkerError | None) -> str:
     if first is None:
         return f"Training failed: {error_message}"
     parts = [f"Training failed: {first.message}"]
@@ -297,7 +312,7 @@ def _tell(error_message: str, failures: Mapping[int, WorkerError], first: Worker
         parts.append(f"\nLast lines of rank {first.rank}'s log{source}:\n{lines}")
     elif first.log_path:
         parts.append(f"\nLog of rank {first.rank}: {first.log_path}")
-    others = [failure.message for failure in failures.values() if failure is not first]
+    others = [failure.message for failure in failures if failure.rank != first.rank]
     if others:
         parts.append("\nAfter it: " + "; ".join(others))
     return "\n".join(parts)

@@ -156,6 +156,9 @@ def answers_unknown_arguments(cls: ConfigClass) -> ConfigClass:
 
 
 def _short(value: object, limit: int = 80) -> str:
+    """A plain value as it was written. Anything else may be a data set, or take long to print."""
+    if not isinstance(value, bool | int | float | str):
+        return "…"
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 

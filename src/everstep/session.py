@@ -11,8 +11,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,7 @@ from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
 from everstep.storage import checkpoints as store, restore, snapshots
+from everstep.storage.background import BackgroundUploads
 from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
 
@@ -64,6 +65,10 @@ class StorageContext:
         self.experiment_fs_path = run_folder
         self.storage_fs_path = run_folder.rpartition("/")[0]
         self.experiment_dir_name = name
+
+    def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
+        """Where a checkpoint of this name lies: for a ``checkpoint_upload_fn``."""
+        return f"{self.experiment_fs_path}/{checkpoint_name}"
 
 
 class TrainContext(TuneContext):
@@ -134,11 +139,12 @@ class Session:
         self._index = 0
         self._began = time.monotonic()
         self._restored = 0.0
-        self._uploads = _Uploads()
+        self._uploads = BackgroundUploads()
         self._uncommitted: list[int] = []
         self._committed = threading.Condition()
         self._undriven = False
         self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
+        self._failed_upload: Exception | None = None
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
 
@@ -160,7 +166,8 @@ class Session:
                 raise _too_large(metrics, len(bytes(raw)))
         if delete_local is None:
             delete_local = mode.default_delete_local_checkpoint_after_upload()
-        uploads = mode is not CheckpointUploadMode.NO_UPLOAD and upload_fn is None
+        self._raise_failed_upload()
+        uploads = mode is not CheckpointUploadMode.NO_UPLOAD and (upload_fn is None or delete_local)
         if checkpoint is not None and os.path.isdir(checkpoint.path):
             if uploads:
                 check_source(Path(checkpoint.path), self._run, delete=delete_local)
@@ -175,23 +182,23 @@ class Session:
         folder = self._folder(dir_name, index)
         job: Path | None = None
         part: Part | None = None
+        upload: Callable[[], Part] | None = None
         try:
             share = self._share(folder, index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
                 part = self._note(share, checkpoint)
             elif upload_fn is not None:
-                done = upload_fn(checkpoint, folder)
-                if not isinstance(done, Checkpoint):
-                    raise ConfigError(
-                        f"checkpoint_upload_fn returned {type(done).__name__}",
-                        "return the uploaded Checkpoint",
-                    )
-                part = self._note(share, done)
+                upload = partial(self._upload_by, upload_fn, checkpoint, share, delete_local)
+                if mode is CheckpointUploadMode.SYNC:
+                    part, upload = upload(), None
             elif mode is CheckpointUploadMode.ASYNC:
                 source = Path(_local(checkpoint))
                 job = snapshots.take(self._spool, self._run.address(), share, source, keep=not delete_local)
+                upload = partial(snapshots.finish, job, self._run)
             else:
                 part = store.upload_part(self._run, share, Path(_local(checkpoint)))
+                if delete_local:
+                    shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
             self._link.send(wire.frame(wire.Report(index, raw, None, True, restored)))
             self._part_failed(index, error)
@@ -202,12 +209,10 @@ class Session:
         held = bool(self.want_checkpoint.newest)
         if part is not None:
             part = msgspec.structs.replace(part, held=held)
-        self._link.send(wire.frame(wire.Report(index, raw, part, job is not None, restored)))
-        if job is not None:
-            pinned = job
-            self._uploads.submit(lambda: self._upload_later(pinned, index, held))
-        elif delete_local and mode is CheckpointUploadMode.SYNC and upload_fn is None:
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+        later = upload is not None
+        self._link.send(wire.frame(wire.Report(index, raw, part, later, restored, later and job is None)))
+        if upload is not None:
+            self._uploads.submit(partial(self._upload_later, upload, index, held, job))
         if held:
             self._hold(index)
 
@@ -236,16 +241,41 @@ class Session:
     def _note(self, share: store.Share, checkpoint: Checkpoint) -> Part:
         return store.note_external(self._run, share, checkpoint.path, self.spec.storage_options)
 
-    def _upload_later(self, job: Path, index: int, held: bool) -> None:
+    def _upload_by(
+        self,
+        upload_fn: Callable[[Checkpoint, str], Checkpoint],
+        checkpoint: Checkpoint,
+        share: store.Share,
+        delete_local: bool,
+    ) -> Part:
+        """Let the user's function upload it, and note where it says that it has."""
+        done = upload_fn(checkpoint, share.folder)
+        if not isinstance(done, Checkpoint):
+            raise ConfigError(
+                f"checkpoint_upload_fn returned {type(done).__name__}", "return the uploaded Checkpoint"
+            )
+        part = self._note(share, done)
+        if delete_local and done.path != checkpoint.path:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+        return part
+
+    def _upload_later(self, upload: Callable[[], Part], index: int, held: bool, job: Path | None) -> None:
         try:
-            part = snapshots.finish(job, self._run)
-        except (
-            Exception
-        ) as error:  # whatever the storage raises: it must reach the driver, not die with this thread
+            part = upload()
+        except Exception as error:  # whatever is raised: it must reach the driver, not die with this thread
             self._part_failed(index, error)
+            if job is None:  # the user's own function: as if it had been called in report()
+                self._failed_upload = error
         else:
             self._link.send(wire.frame(wire.PartDone(msgspec.structs.replace(part, held=held))))
-        snapshots.forget(job)
+        if job is not None:
+            snapshots.forget(job)
+
+    def _raise_failed_upload(self) -> None:
+        """What a function of the user's raised in the background is raised in the foreground."""
+        error, self._failed_upload = self._failed_upload, None
+        if error is not None and not isinstance(error, StorageError):
+            raise error
 
     def _part_failed(self, index: int, error: Exception) -> None:
         reason = wire.clip(f"{type(error).__name__}: {error}")
@@ -317,6 +347,7 @@ class Session:
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there."""
         self._uploads.wait()
+        self._raise_failed_upload()
 
     # ------------------------------------------------------------------ restoring
 
@@ -427,32 +458,6 @@ def _local(checkpoint: Checkpoint) -> str:
     return checkpoint.path
 
 
-class _Uploads:
-    """One upload at a time, in order; a few may wait."""
-
-    def __init__(self, limit: int = 2) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._room = threading.BoundedSemaphore(limit)
-        self._running: set[Future[None]] = set()
-
-    def submit(self, work: Callable[[], None]) -> None:
-        self._room.acquire()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="everstep-upload")
-        future = self._pool.submit(work)
-        self._running.add(future)
-        future.add_done_callback(self._done)
-
-    def _done(self, future: Future[None]) -> None:
-        self._running.discard(future)
-        self._room.release()
-
-    def wait(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = None
-
-
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
 _encoder = msgspec.msgpack.Encoder(enc_hook=wire.encode_odd)
 
@@ -528,6 +533,10 @@ def report(
 
     The k-th report of every rank forms one. It isn't a barrier: a rank waits for its own upload at most. Rank
     0's metrics are the run's.
+
+    With ``checkpoint_upload_mode=ASYNC`` the upload goes on behind training's back, also that of a
+    ``checkpoint_upload_fn``. What such a function raises there is raised by the next ``report``, or when the
+    training function returns; what it has not uploaded yet is lost with its process.
     """
     if validation:
         raise RefusedError(

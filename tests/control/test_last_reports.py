@@ -100,3 +100,18 @@ def test_a_replica_group_that_is_replaced_waits_for_no_report() -> None:
     hands.report(1, 1)
     hands.fail(1)
     assert {rank for stop in hands.all(c.StopWorkers) for rank in stop.ranks} == {0, 1}
+
+
+def test_a_rank_that_raises_before_the_others_are_ready_waits_for_their_report_too() -> None:
+    hands = running()
+    hands.silent.add(c.StartWorkers)
+    hands.fail(0)
+    hands.silent.clear()
+    hands.ready(1)
+    hands.report(1, 1)
+    hands.forget()
+    hands.fail(1)
+    assert not hands.all(c.StopWorkers)
+    hands.ready(0)
+    hands.report(0, 1, part=True)
+    assert hands.last(c.StartWorkers).checkpoint == "e2-g0-k1"

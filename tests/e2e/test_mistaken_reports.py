@@ -72,6 +72,36 @@ def test_ranks_that_never_report_are_named_while_training_goes_on(tmp_path: Path
     assert process.returncode == 0, rest
 
 
+@pytest.mark.parametrize("function", ["get_checkpoint", "get_all_reported_checkpoints"])
+def test_ranks_that_a_question_about_checkpoints_waits_for_are_named(tmp_path: Path, function: str) -> None:
+    body = f"""
+    def asks():
+        if everstep.get_context().get_world_rank() == 0:
+            everstep.report({{"step": 1}})
+            everstep.{function}()
+        else:
+            while not (HERE / "seen").exists():
+                time.sleep(0.01)
+            everstep.report({{"step": 1}})
+
+    Trainer(
+        asks,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(HERE / "runs")),
+    ).fit()
+    """
+    process = start(tmp_path, body)
+    assert process.stderr is not None
+    try:
+        told = next(line for line in process.stderr if "waits for" in line)
+        (tmp_path / "seen").touch()
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert f"{function}() at rank 0 waits for rank 1 to make report 1. Every rank must call report()" in told
+    assert process.returncode == 0, rest
+
+
 @pytest.mark.parametrize("upload", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
 @pytest.mark.parametrize("returns", [False, True])
 def test_one_file_name_with_different_content_is_an_error_that_names_ranks_and_file(

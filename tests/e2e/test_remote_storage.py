@@ -223,3 +223,20 @@ def test_the_end_of_what_a_failed_rank_printed_is_kept_in_the_bucket(storage: di
 def test_a_bucket_that_is_not_there_is_refused_before_any_worker_starts(server: S3Server) -> None:
     with pytest.raises(StorageAccessError, match="Make the bucket nowhere first"):
         fit(lambda: None, storage_path="s3://nowhere/runs", storage_options=server.options())
+
+
+def test_a_run_is_kept_where_ray_trains_arguments_in_the_address_say(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function() -> None:
+        report({"x": 1}, checkpoint=save("here"))
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    bucket = server.bucket()
+    address = f"s3://{bucket}/runs?endpoint_override=127.0.0.1:{server.port}&scheme=http&region=us-east-1"
+    result = fit(function, workers=1, storage_path=address, name="r")
+    assert result.path == f"s3://{bucket}/runs/r"
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as folder:
+        assert (Path(folder) / "weights").read_text() == "here"

@@ -431,6 +431,8 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     owed: bool = False
     """Its part is still being uploaded."""
     restore_s: float = 0.0
+    bound: bool = False
+    """By this process, and nobody else can: a function of the user's uploads it."""
 
 
 class PartDone(FromWorkerMessage, frozen=True):

@@ -188,7 +188,7 @@ class Recovery:
         if not restart.full and restart.attempts >= run.settings.group_attempts:
             self._escalate(restart, at)
         elif restart.stage is Phase.STARTING:
-            self.stop(restart, at)
+            self.settling.begin(restart, failure, at)
         else:
             self._decide(restart, at)
 

@@ -25,7 +25,7 @@ from everstep.control.events import CheckpointRef, Notice
 from everstep.control.failures import Budget, Failure, Kind
 from everstep.driver import journal, records
 from everstep.engine.local.cluster import runtime_folder
-from everstep.errors import ConfigError, TrainingFailedError
+from everstep.errors import NoRunError, TrainingFailedError
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.store import Store, open_store
 
@@ -272,8 +272,10 @@ def load_result(path: str) -> Result:
     run = open_store(path)
     history = read_history(run)
     if history.owner is None:
-        raise ConfigError(
-            f"{path} is not the folder of a run: it has no journal", "give the folder that Result.path names"
+        missing = run.is_local and not Path(path).is_dir()
+        why = "there is no such folder" if missing else "it has no journal"
+        raise NoRunError(
+            f"{path} is not the folder of a run: {why}", "give the folder that Result.path names", "path"
         )
     return result_of(run, history)
 

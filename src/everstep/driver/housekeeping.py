@@ -13,11 +13,11 @@ from collections.abc import Callable
 from everstep.agent import wire
 from everstep.control.controller import Controller
 from everstep.control.deadlines import Deadlines
-from everstep.control.reports import ReportBook
 from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.history import History
 from everstep.driver.journal import Journal, JournalRemovedError
+from everstep.driver.uncommitted import Uncommitted
 from everstep.errors import StorageError
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import MANIFEST
@@ -125,50 +125,3 @@ class Housekeeping:
         told, once soon and once later.
         """
         self._uncommitted.look(controller, limits, self._clock.now())
-
-
-class Uncommitted:
-    """Checkpoints that wait for ranks."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._since: dict[str, float] = {}
-        """By folder."""
-        self._named: set[tuple[int, int, int, int]] = set()
-        """(epoch, group, generation, rank) of ranks that are known to be behind."""
-        self._told = ""
-        """The folder that was told as waiting for long."""
-
-    def look(self, controller: Controller, limits: Deadlines, now: float) -> None:
-        seen: dict[str, float] = {}
-        for group in controller.groups.values():
-            waiting = group.book.open_folders
-            seen.update((folder, self._since.get(folder, now)) for folder in waiting.values())
-            for index, folder in list(waiting.items())[:1]:
-                behind = group.book.behind(index)
-                of = (controller.epoch, group.number, group.generation)
-                news = {(*of, rank) for rank in behind} - self._named
-                if news and now - seen[folder] > limits.report_warn_s:
-                    self._named |= news
-                    self._say(_why_uncommitted(group.book, index, folder))
-                elif now - seen[folder] > limits.commit_warn_s and folder != self._told:
-                    self._told = folder
-                    self._say(_why_uncommitted(group.book, index, folder))
-        self._since = seen
-
-
-def _why_uncommitted(book: ReportBook, index: int, folder: str) -> str:
-    behind, uploads = book.behind(index), book.uploads(index)
-    if behind:
-        have = "has" if len(behind) == 1 else "have"
-        return (
-            f"checkpoint {folder} can't be committed yet: "
-            f"{_ranks(behind)} {have} not finished report {index}. "
-            "Every rank must call report() equally often, with checkpoint=None where it has nothing to save"
-        )
-    upload = "uploads" if len(uploads) == 1 else "upload"
-    return f"checkpoint {folder} can't be committed yet: {_ranks(uploads)} still {upload} to it"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

@@ -490,6 +490,7 @@ class Driver:
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self.workers.rows.flush()
         self._house.warn_of_uncommitted(self.controller, self._limits)
+        self.workers.questions.warn(self._limits.report_warn_s, self._observer.say)
         return self.workers.acknowledgements()
 
     def _record(self, record: c.Record) -> None:

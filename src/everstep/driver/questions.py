@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from everstep.agent import wire
 from everstep.config import CheckpointConfig
 from everstep.control.controller import Controller
+from everstep.driver.clock import Clock
 from everstep.driver.history import History, Kept, to_delete
+from everstep.driver.uncommitted import EQUALLY_OFTEN, named
 from everstep.storage.store import Store
 
 
@@ -31,6 +34,19 @@ def newest_of(history: History, run: Store) -> bytes:
     return listing([history.newest] if history.newest is not None else [], run)
 
 
+@dataclass
+class _Question:
+    what: str
+    upto: int
+    """The last report of the rank that asks."""
+    since: float
+    told: bool = False
+    """That it waits."""
+
+
+_FUNCTIONS = {"checkpoints": "get_all_reported_checkpoints", "newest": "get_checkpoint"}
+
+
 class CheckpointQuestions:
     """``"checkpoints"`` asks for all of them, once those of the reports that the rank has made are committed
     or given up. ``"newest"`` asks for the newest, and doesn't wait for uploads in the background.
@@ -43,22 +59,25 @@ class CheckpointQuestions:
         history: History,
         run: Store,
         config: CheckpointConfig,
+        clock: Clock,
     ) -> None:
         self._tell = tell
         self._controller = controller
         self._history = history
         self._run = run
         self._config = config
-        self._open: dict[tuple[int, int], wire.Ask] = {}
+        self._clock = clock
+        self._open: dict[tuple[int, int], _Question] = {}
         """By rank and number."""
 
     def ask(self, rank: int, ask: wire.Ask) -> None:
-        self._open[rank, ask.seq] = ask
+        upto = msgspec.msgpack.decode(ask.body, type=int)
+        self._open[rank, ask.seq] = _Question(ask.what, upto, self._clock.now())
         self.answer()
 
     def forget(self, rank: int) -> None:
         """Its process is replaced by another one."""
-        self._open = {key: ask for key, ask in self._open.items() if key[0] != rank}
+        self._open = {key: question for key, question in self._open.items() if key[0] != rank}
 
     def unanswered(self, rank: int) -> set[int]:
         return {seq for of, seq in self._open if of == rank}
@@ -67,21 +86,34 @@ class CheckpointQuestions:
         """Answer those that need not wait any more."""
         if not self._open:
             return
-        due = [key for key, ask in self._open.items() if self._is_due(key[0], ask)]
+        due = [key for key, question in self._open.items() if self._is_due(key[0], question)]
         for rank, seq in due:
             body = self._found(self._open.pop((rank, seq)))
             self._tell(self._controller.epoch, [rank], wire.Answer(seq, body))
 
-    def _is_due(self, rank: int, ask: wire.Ask) -> bool:
-        group = self._controller.run.group_of(rank)
-        if group is None:
-            return False
-        upto = msgspec.msgpack.decode(ask.body, type=int)
-        if not group.book.has_all(upto) or any(k <= upto for k in self._controller.committing(group)):
-            return False
-        return ask.what == "newest" or not group.book.is_uploading(upto)
+    def warn(self, after_s: float, say: Callable[[str], None]) -> None:
+        """Name the ranks that a question has waited for this long, once."""
+        for (rank, _), question in self._open.items():
+            group = self._controller.run.group_of(rank)
+            if group is None or question.told or self._clock.now() - question.since <= after_s:
+                continue
+            behind = group.book.behind(question.upto)
+            if behind:
+                question.told = True
+                say(
+                    f"{_FUNCTIONS[question.what]}() at rank {rank} waits for {named(behind)} to make report "
+                    f"{question.upto}. {EQUALLY_OFTEN}"
+                )
 
-    def _found(self, ask: wire.Ask) -> bytes:
-        if ask.what == "newest":
+    def _is_due(self, rank: int, question: _Question) -> bool:
+        group, upto = self._controller.run.group_of(rank), question.upto
+        if group is None or not group.book.has_all(upto):
+            return False
+        if any(k <= upto for k in self._controller.committing(group)):
+            return False
+        return question.what == "newest" or not group.book.is_uploading(upto)
+
+    def _found(self, question: _Question) -> bytes:
+        if question.what == "newest":
             return newest_of(self._history, self._run)
         return listing(all_kept(self._history, self._config), self._run)

@@ -56,6 +56,8 @@ class Stream:
         self.failed = False
         self.stopped = False
         """Told to end."""
+        self.bound: set[int] = set()
+        """Reports whose part only its process can bring, and has not brought yet."""
         self._frames = wire.Frames()
         self._offset = offset
         """Where the next frame begins."""
@@ -71,6 +73,12 @@ class Stream:
             match word:
                 case wire.Report():
                     self.upto = word.index
+                    if word.bound:
+                        self.bound.add(word.index)
+                case wire.PartDone():
+                    self.bound.discard(word.part.index)
+                case wire.PartFailed():
+                    self.bound.discard(word.index)
                 case wire.Joined():
                     self.joined = True
                 case wire.Ask() if word.turn:

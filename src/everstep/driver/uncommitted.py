@@ -1,0 +1,61 @@
+"""Ranks that others wait for: a checkpoint is committed once every rank has made the report that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.control.controller import Controller
+from everstep.control.deadlines import Deadlines
+from everstep.control.reports import ReportBook
+
+EQUALLY_OFTEN = (
+    "Every rank must call report() equally often, with checkpoint=None where it has nothing to save"
+)
+
+
+class Uncommitted:
+    """Checkpoints that wait for ranks."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._since: dict[str, float] = {}
+        """By folder."""
+        self._named: set[tuple[int, int, int, int]] = set()
+        """(epoch, group, generation, rank) of ranks that are known to be behind."""
+        self._told: set[str] = set()
+        """Folders that are known to wait for long."""
+
+    def look(self, controller: Controller, limits: Deadlines, now: float) -> None:
+        seen: dict[str, float] = {}
+        for group in controller.groups.values():
+            waiting = group.book.open_folders
+            seen.update((folder, self._since.get(folder, now)) for folder in waiting.values())
+            for index, folder in list(waiting.items())[:1]:
+                behind = group.book.behind(index)
+                of = (controller.epoch, group.number, group.generation)
+                news = {(*of, rank) for rank in behind} - self._named
+                if news and now - seen[folder] > limits.report_warn_s:
+                    self._named |= news
+                    self._say(_why_uncommitted(group.book, index, folder))
+                elif now - seen[folder] > limits.commit_warn_s and folder not in self._told:
+                    self._told.add(folder)
+                    self._say(_why_uncommitted(group.book, index, folder))
+        self._since = seen
+        self._told &= seen.keys()
+
+
+def _why_uncommitted(book: ReportBook, index: int, folder: str) -> str:
+    behind, uploads = book.behind(index), book.uploads(index)
+    if behind:
+        have = "has" if len(behind) == 1 else "have"
+        return (
+            f"checkpoint {folder} can't be committed yet: "
+            f"{named(behind)} {have} not finished report {index}. "
+            f"{EQUALLY_OFTEN}"
+        )
+    upload = "uploads" if len(uploads) == 1 else "upload"
+    return f"checkpoint {folder} can't be committed yet: {named(uploads)} still {upload} to it"
+
+
+def named(ranks: list[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
