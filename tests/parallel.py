@@ -31,6 +31,7 @@ LONG = (
     "engine/test_sim.py::test_fresh",
     "e2e/test_demo.py",
     "e2e/test_examples.py",
+    "parity/",
     "chaos/",
     "backend/",
     "e2e/test_replica_groups.py",

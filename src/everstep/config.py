@@ -189,7 +189,7 @@ class FailureConfig:
     """How many recoveries each kind of failure may cost. -1 is without limit, 0 is none."""
 
     max_failures: int = 0
-    """For a worker's exception, exit, signal or hang, and for hosts lost without notice."""
+    """For a worker's exception, exit or signal, and for hosts lost without notice."""
     _: KW_ONLY
     controller_failure_limit: int = -1
     """For starts, rendezvous and reservations that failed or timed out."""

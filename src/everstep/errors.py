@@ -140,7 +140,9 @@ class WorkerGroupError(TrainingFailedError):
 
 
 class NCCLHangError(WorkerGroupError):
-    """Ranks made no progress in a collective, and were ended for it."""
+    """Ray Train's, for ``except`` clauses: Everstep doesn't look for hangs. A collective that runs into its
+    time limit is a ``WorkerGroupError``.
+    """
 
 
 class ControllerError(TrainingFailedError):
