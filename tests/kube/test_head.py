@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from e2e.ray.cluster import notes_in
 from everstep.kube import pods
 from everstep.kube.spec import parse
 from everstep.kube.validation import problems
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from everstep.testing.kube.server import free_ports
 from kube.live import LIMIT_S, Namespace, operating
+from kube.test_demand import training, world
 from kube.test_pods import environment
 from kube.test_slices import cluster
 from kube.world import group, manifest, template
@@ -153,7 +155,7 @@ print("nodes", sorted(n["NodeName"] for n in ray.nodes() if n["Alive"]), flush=T
 
 
 @pytest.mark.timeout(900)
-def test_the_heads_death_costs_no_worker_and_nobody_gets_in_without_the_token(
+def test_a_run_outlives_the_head_and_nobody_gets_in_without_the_token(
     space: Namespace, tmp_path: Path, short_folder: str, redis: tuple[str, str]
 ) -> None:
     see = partial(space.see, timeout_s=300.0)  # real Ray nodes take their time to start
@@ -175,38 +177,49 @@ def test_the_heads_death_costs_no_worker_and_nobody_gets_in_without_the_token(
     # A head finds nodes of its predecessor on its own machine only here: it must not take them for its own.
     made["spec"]["headGroupSpec"]["rayStartParams"]["temp-dir"] = f"{short_folder}/$HOSTNAME"
 
+    def address_of(head: dict[str, Any]) -> str:
+        return f"{head['status']['podIP']}:{made['spec']['headGroupSpec']['rayStartParams']['port']}"
+
     def ask(token: str) -> str:
         environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         environment.pop("RAY_ADDRESS", None)
         [head] = space.pods(group="headgroup")
-        port = made["spec"]["headGroupSpec"]["rayStartParams"]["port"]
         done = subprocess.run(
-            [sys.executable, "-c", _ASK, f"{head['status']['podIP']}:{port}"],
+            [sys.executable, "-c", _ASK, address_of(head)],
             capture_output=True, text=True, timeout=LIMIT_S, env=environment,
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
+
+    def newest() -> int:
+        return max((note["step"] for note in notes_in(tmp_path)), default=0)
 
     kubelets = ProcessKubelet(space.server, namespace=space.name)
     with kubelets as kubelet, operating(space.server, tmp_path, "--namespace", space.name):
         space.apply(made)
         see(lambda: space.status().get("slices") == "1/1", "a slice of real Ray nodes")
         token = base64.b64decode(space.get("secrets", "demo")["data"]["auth_token"]).decode()
-        assert "nodes" in ask(token)
         assert not ask("wrong" * 8)
-        before, pids = space.uids(), kubelet.pids("worker")
         [head] = space.pods(group="headgroup")
-        space.delete_pod(head)
-        see(
-            lambda: [
-                p
-                for p in space.pods(group="headgroup")
-                if p["metadata"]["uid"] != head["metadata"]["uid"] and is_ready(p)
-            ],
-            "another head",
-        )
-        see(lambda: ask(token).count("'") == 6, "it to know the head and both workers")
-        assert space.uids() == before
-        assert kubelet.pids("worker") == pids, "no process of a worker was started again"
+        with training(address_of(head), tmp_path, kubelet.logs, token, num_workers=[2, 2]) as driver:
+            see(lambda: world(tmp_path) == 2, "training on both workers")
+            before, pids = space.uids(), kubelet.pids("worker")
+            space.delete_pod(head)
+            see(
+                lambda: [
+                    p
+                    for p in space.pods(group="headgroup")
+                    if p["metadata"]["uid"] != head["metadata"]["uid"] and is_ready(p)
+                ],
+                "another head",
+            )
+            see(lambda: ask(token).count("'") == 6, "it to know the head and both workers")
+            step = newest()
+            see(lambda: newest() > step + 5, "the run to go on")
+            assert space.uids() == before
+            assert kubelet.pids("worker") == pids, "no process of a worker was started again"
+            (tmp_path / "until").touch()
+            assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]
+        assert {note["epoch"] for note in notes_in(tmp_path)} == {1}, "nor one of the run's"
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
