@@ -107,10 +107,10 @@ def test_a_cluster_that_wants_a_token_gets_one_and_the_users_own_stays(
         "metadata": {"name": "theirs"},
         "stringData": {"auth_token": "x"},
     }
-    space.apply(own)
+    space.create(own)
     with operating(space.server, tmp_path, "--namespace", space.name):
         for name in ("ours", "theirs"):
-            space.apply(cluster(group(replicas=0), name=name, authOptions={"mode": "token"}))
+            space.create(cluster(group(replicas=0), name=name, authOptions={"mode": "token"}))
         space.see(lambda: len(space.pods()) == 2, "both heads")
     assert len(token("ours")) > 30
     assert token("theirs") == "x"
@@ -119,7 +119,7 @@ def test_a_cluster_that_wants_a_token_gets_one_and_the_users_own_stays(
 def test_a_cluster_that_kuberay_holds_for_its_redis_is_let_go(space: Namespace, tmp_path: Path) -> None:
     made = cluster(group(replicas=0), gcsFaultToleranceOptions=REDIS)
     made["metadata"]["finalizers"] = ["ray.io/gcs-ft-redis-cleanup-finalizer"]
-    space.apply(made)
+    space.create(made)
     with operating(space.server, tmp_path, "--namespace", space.name):
         space.see(lambda: len(space.pods()) == 1, "the head")
         space.server.kubectl("-n", space.name, "delete", "raycluster", "demo", "--wait=false")
@@ -166,7 +166,7 @@ def test_a_run_outlives_the_head_and_nobody_gets_in_without_the_token(
         "metadata": {"name": "redis"},
         "stringData": {"p": password},
     }
-    space.apply(secret)
+    space.create(secret)
     reference = {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "p"}}}
     made = ray_cluster(
         short_folder,
@@ -195,7 +195,7 @@ def test_a_run_outlives_the_head_and_nobody_gets_in_without_the_token(
 
     kubelets = ProcessKubelet(space.server, namespace=space.name)
     with kubelets as kubelet, operating(space.server, tmp_path, "--namespace", space.name):
-        space.apply(made)
+        space.create(made)
         see(lambda: space.status().get("slices") == "1/1", "a slice of real Ray nodes")
         token = base64.b64decode(space.get("secrets", "demo")["data"]["auth_token"]).decode()
         assert not ask("wrong" * 8)
