@@ -1,7 +1,8 @@
 """The whole chain on one machine: kubectl → operator → kubelet → Ray nodes → elastic training in JAX.
 
 Two slices of two hosts train together. One Pod is deleted: the operator replaces its slice whole, training
-goes on with the slice that is left, and grows back when the new one is there. `make demo-kube` runs it.
+goes on with the slice that is left, and grows back when the new one is there. Then a node is marked for
+termination: the slice saves itself first, and no step is made twice. `make demo-kube` runs it.
 
 The API server is real, and so are the Ray nodes; the kubelet's containers are processes, the TPUs CPUs.
 """
@@ -22,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "tpu"
+NODES = [f"node-{n}" for n in range(8)]
+TERMINATION = "cloud.google.com/impending-node-termination"
+"""The taint of a node that the cloud is about to take."""
 LIMIT_S = 600.0
 
 
@@ -100,7 +104,9 @@ def manifest(folder: str) -> dict[str, Any]:
         "cloud.google.com/gke-tpu-topology": "2x4",
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
     }
-    return ray_cluster(folder, ray_group(GROUP, 2, 2, selector, resources={"CPU": "2", "TPU": "4"}))
+    group = ray_group(GROUP, 2, 2, selector, resources={"CPU": "2", "TPU": "4"})
+    group["template"]["spec"]["terminationGracePeriodSeconds"] = 60  # to take a checkpoint in
+    return ray_cluster(folder, group)
 
 
 def main() -> None:
@@ -123,7 +129,9 @@ def show(folder: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
 
     say("starting a Kubernetes API server")
-    with ApiServer() as server, ProcessKubelet(server) as kubelet:
+    with ApiServer() as server, ProcessKubelet(server, NODES) as kubelet:
+        for name in NODES:
+            server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
         server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io")
         command = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "--namespace", "default"]
@@ -155,24 +163,41 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
 
     until(lambda: workers()[0] > 10 and workers()[1] == 4, "training on both slices")
     say(f"step {workers()[0]} with 4 workers on 2 slices")
-    label = f"ray.io/group={GROUP},ray.io/worker-group-replica-index=1"
-    before = set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
+    before = pods_of(server, 1)
     victim = sorted(before)[0]
     say(f"kubectl delete {victim}")
     server.kubectl("delete", victim, "--wait=false")
     until(lambda: workers()[1] == 2, "training on the slice that is left")
     say(f"step {workers()[0]} with 2 workers: training goes on without slice 1   (SLICES {slices(server)})")
     until(lambda: slices(server) == "2/2", "the slice anew")
-    after = set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
+    after = pods_of(server, 1)
     assert not before & after, "the slice was replaced whole"
     say(f"SLICES 2/2: slice 1 was replaced whole, {len(after)} new Pods")
     until(lambda: workers()[1] == 4, "training on both slices again")
+    say(f"step {workers()[0]} with 4 workers again")
+
+    node = server.kubectl("get", sorted(after)[0], "-o", "jsonpath={.spec.nodeName}")
+    say(f"kubectl taint node {node} {TERMINATION}=soon:NoSchedule     (the cloud wants the machine back)")
+    warned = workers()[0]
+    server.kubectl("taint", "node", node, f"{TERMINATION}=soon:NoSchedule")
+    until(lambda: workers()[1] == 2, "training on the slice that is left")
+    until(lambda: workers()[1] == 4 and slices(server) == "2/2", "training on both slices again")
+    assert not after & pods_of(server, 1), "the slice left its nodes"
     step = workers()[0]
-    say(f"step {step} with 4 workers again")
+    say(f"step {step} with 4 workers: slice 1 has moved")
     until(lambda: workers()[0] > step + 5, "some more steps")
     Path(folder, "stop").touch()
     driver.wait(LIMIT_S)
     assert driver.returncode == 0, Path(folder, "train.log").read_text()[-3000:]
+    made = [int(line.split()[0]) for line in Path(folder, "progress").read_text().splitlines()]
+    since = made[made.index(warned) :]
+    assert since == list(range(warned, warned + len(since))), f"steps were lost: {since}"
+    say(f"steps {warned} to {since[-1]} were made once each: a machine with notice costs none")
+
+
+def pods_of(server: Any, index: int) -> set[str]:
+    label = f"ray.io/group={GROUP},ray.io/worker-group-replica-index={index}"
+    return set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
 
 
 def slices(server: Any) -> str:

@@ -94,7 +94,7 @@ class KubeRay:
 
     def _make(self, kind: str, name: str, own: dict[str, str], spec: Raw) -> None:
         meta = {"name": name, "labels": own, "ownerReferences": self._owner}
-        self._space.apply({"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec})
+        self._space.create({"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec})
 
 
 def has(found: Raw, wanted: dict[str, str]) -> bool:

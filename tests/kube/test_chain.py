@@ -61,7 +61,9 @@ class Driver:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("programs")
 def test_from_kubectl_apply_to_elastic_training_and_back() -> None:
-    """The example, as `make demo-kube` runs it, with an API server of its own."""
+    """The example, as `make demo-kube` runs it, with an API server of its own: a Pod that is deleted, and a
+    node that is about to be terminated.
+    """
     example = Path(__file__).parents[2] / "examples" / "slices_on_kubernetes.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
@@ -71,6 +73,8 @@ def test_from_kubectl_apply_to_elastic_training_and_back() -> None:
         "2 workers: training goes on",
         "replaced whole, 2 new Pods",
         "4 workers again",
+        "slice 1 has moved",
+        "were made once each",
         "trained",
     )
     assert [word for word in told if any(word in line for line in seen)] == list(told), done.stdout
@@ -93,7 +97,7 @@ def test_slices_of_real_ray_nodes_are_replaced_whole(
     kubelets = ProcessKubelet(server, [f"node-{n}" for n in range(12)], space.name)
     with kubelets as kubelet, operating(server, tmp_path, "--namespace", space.name):
         made = ray_cluster(short_folder, tpus)
-        space.apply(made)
+        space.create(made)
         see(lambda: space.status().get("slices") == "2/2", "two slices of real Ray nodes")
         [head] = space.pods(group="headgroup")
         port = made["spec"]["headGroupSpec"]["rayStartParams"]["port"]

@@ -47,9 +47,12 @@ TPU = {
 
 
 @contextlib.contextmanager
-def training(address: str, folder: Path, home: Path, **scaling: Any) -> Iterator[subprocess.Popen[bytes]]:
+def training(
+    address: str, folder: Path, home: Path, token: str = "", **scaling: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     (folder / "notes").mkdir()
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "HOME": str(home)}
+    shown = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
+    environment = {**os.environ, **shown, "HOME": str(home)}
     environment.pop("RAY_ADDRESS", None)
     with (folder / "train.log").open("wb") as log:
         driver = subprocess.Popen(

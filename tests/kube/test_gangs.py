@@ -133,7 +133,7 @@ def test_each_slice_has_a_pod_group_of_its_own_and_keeps_it(tmp_path: Path) -> N
             return {item["metadata"]["name"]: item["spec"]["minMember"] for item in found}
 
         with operating(server, tmp_path, "--namespace", space.name):
-            space.apply(cluster(group("tpu", 2, 2), group("alone", 1, 1)))
+            space.create(cluster(group("tpu", 2, 2), group("alone", 1, 1)))
             space.see(lambda: len(space.workers()) == 5, "their Pods")
             assert sizes() == {"demo-tpu-0": 2, "demo-tpu-1": 2}, "a host alone needs none"
             for pod in space.workers(group="tpu"):

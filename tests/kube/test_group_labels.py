@@ -61,6 +61,6 @@ def test_the_operator_labels_groups_of_a_real_cluster(server: ApiServer, tmp_pat
     space = Namespace(server)
     head = {"template": template(), "rayStartParams": {"num-cpus": "0"}}
     with operating(server, tmp_path, "--namespace", space.name):
-        space.apply(manifest(tpus(), enableInTreeAutoscaling=True, headGroupSpec=head))
+        space.create(manifest(tpus(), enableInTreeAutoscaling=True, headGroupSpec=head))
         space.see(lambda: space.cluster()["spec"]["workerGroupSpecs"][0].get("labels") == SHAPE, "the labels")
         space.see(lambda: len(space.pods()) == 1, "the head")

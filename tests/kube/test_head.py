@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from e2e.ray.cluster import notes_in
 from everstep.kube import pods
 from everstep.kube.spec import parse
 from everstep.kube.validation import problems
 from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from everstep.testing.kube.server import free_ports
 from kube.live import Namespace, operating
+from kube.test_demand import training, world
 from kube.test_pods import environment
 from kube.test_slices import cluster
 from kube.world import group, manifest, template
@@ -104,10 +106,10 @@ def test_a_cluster_that_wants_a_token_gets_one_and_the_users_own_stays(
         "metadata": {"name": "theirs"},
         "stringData": {"auth_token": "x"},
     }
-    space.apply(own)
+    space.create(own)
     with operating(space.server, tmp_path, "--namespace", space.name):
         for name in ("ours", "theirs"):
-            space.apply(cluster(group(replicas=0), name=name, authOptions={"mode": "token"}))
+            space.create(cluster(group(replicas=0), name=name, authOptions={"mode": "token"}))
         space.see(lambda: len(space.pods()) == 2, "both heads")
     assert len(token("ours")) > 30
     assert token("theirs") == "x"
@@ -116,7 +118,7 @@ def test_a_cluster_that_wants_a_token_gets_one_and_the_users_own_stays(
 def test_a_cluster_that_kuberay_holds_for_its_redis_is_let_go(space: Namespace, tmp_path: Path) -> None:
     made = cluster(group(replicas=0), gcsFaultToleranceOptions=REDIS)
     made["metadata"]["finalizers"] = ["ray.io/gcs-ft-redis-cleanup-finalizer"]
-    space.apply(made)
+    space.create(made)
     with operating(space.server, tmp_path, "--namespace", space.name):
         space.see(lambda: len(space.pods()) == 1, "the head")
         space.server.kubectl("-n", space.name, "delete", "raycluster", "demo", "--wait=false")
@@ -152,7 +154,7 @@ print("nodes", sorted(n["NodeName"] for n in ray.nodes() if n["Alive"]), flush=T
 
 
 @pytest.mark.timeout(900)
-def test_the_heads_death_costs_no_worker_and_nobody_gets_in_without_the_token(
+def test_a_run_outlives_the_head_and_nobody_gets_in_without_the_token(
     space: Namespace, tmp_path: Path, short_folder: str, redis: tuple[str, str]
 ) -> None:
     see = space.see
@@ -163,7 +165,7 @@ def test_the_heads_death_costs_no_worker_and_nobody_gets_in_without_the_token(
         "metadata": {"name": "redis"},
         "stringData": {"p": password},
     }
-    space.apply(secret)
+    space.create(secret)
     reference = {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "p"}}}
     made = ray_cluster(
         short_folder,
@@ -174,38 +176,49 @@ def test_the_heads_death_costs_no_worker_and_nobody_gets_in_without_the_token(
     # A head finds nodes of its predecessor on its own machine only here: it must not take them for its own.
     made["spec"]["headGroupSpec"]["rayStartParams"]["temp-dir"] = f"{short_folder}/$HOSTNAME"
 
+    def address_of(head: dict[str, Any]) -> str:
+        return f"{head['status']['podIP']}:{made['spec']['headGroupSpec']['rayStartParams']['port']}"
+
     def ask(token: str) -> str:
         environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         environment.pop("RAY_ADDRESS", None)
         [head] = space.pods(group="headgroup")
-        port = made["spec"]["headGroupSpec"]["rayStartParams"]["port"]
         done = subprocess.run(
-            [sys.executable, "-c", _ASK, f"{head['status']['podIP']}:{port}"],
+            [sys.executable, "-c", _ASK, address_of(head)],
             capture_output=True, text=True, timeout=LIMIT_S, env=environment,
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
 
+    def newest() -> int:
+        return max((note["step"] for note in notes_in(tmp_path)), default=0)
+
     kubelets = ProcessKubelet(space.server, namespace=space.name)
     with kubelets as kubelet, operating(space.server, tmp_path, "--namespace", space.name):
-        space.apply(made)
+        space.create(made)
         see(lambda: space.status().get("slices") == "1/1", "a slice of real Ray nodes")
         token = base64.b64decode(space.get("secrets", "demo")["data"]["auth_token"]).decode()
-        assert "nodes" in ask(token)
         assert not ask("wrong" * 8)
-        before, pids = space.uids(), kubelet.pids("worker")
         [head] = space.pods(group="headgroup")
-        space.delete_pod(head)
-        see(
-            lambda: [
-                p
-                for p in space.pods(group="headgroup")
-                if p["metadata"]["uid"] != head["metadata"]["uid"] and is_ready(p)
-            ],
-            "another head",
-        )
-        see(lambda: ask(token).count("'") == 6, "it to know the head and both workers")
-        assert space.uids() == before
-        assert kubelet.pids("worker") == pids, "no process of a worker was started again"
+        with training(address_of(head), tmp_path, kubelet.logs, token, num_workers=[2, 2]) as driver:
+            see(lambda: world(tmp_path) == 2, "training on both workers")
+            before, pids = space.uids(), kubelet.pids("worker")
+            space.delete_pod(head)
+            see(
+                lambda: [
+                    p
+                    for p in space.pods(group="headgroup")
+                    if p["metadata"]["uid"] != head["metadata"]["uid"] and is_ready(p)
+                ],
+                "another head",
+            )
+            see(lambda: ask(token).count("'") == 6, "it to know the head and both workers")
+            step = newest()
+            see(lambda: newest() > step + 5, "the run to go on")
+            assert space.uids() == before
+            assert kubelet.pids("worker") == pids, "no process of a worker was started again"
+            (tmp_path / "until").touch()
+            assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]
+        assert {note["epoch"] for note in notes_in(tmp_path)} == {1}, "nor one of the run's"
 
 
 def is_ready(pod: dict[str, Any]) -> bool:

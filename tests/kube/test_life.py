@@ -75,7 +75,7 @@ def test_killed_at_any_call_the_next_operator_gets_to_the_same_end(
         call += 1
         name = f"c{call}" if not healing else "demo"
         if not healing or call == 1:
-            space.apply(cluster(group("a", 2, 2), name=name))
+            space.create(cluster(group("a", 2, 2), name=name))
         if healing and call == 1:
             first = QuickOperator(space.server.kubeconfig, space.name, log)
             space.see(lambda: is_as_it_should_be(space, "demo"), "a cluster to break")
@@ -95,9 +95,7 @@ def test_killed_at_any_call_the_next_operator_gets_to_the_same_end(
         space.see(done, f"the end, after call {call}: {killer.calls[-1]}")
         heir.stop()
         if not healing:
-            space.server.kubectl(
-                "-n", space.name, "delete", "raycluster,pods,services", "--all", "--wait=false"
-            )
+            space.clear()
             space.see(lambda: not space.get("pods")["items"], "a clean slate")
     assert call > (8 if healing else 14), f"there were fewer calls than there must be: {killer.calls}"
 
@@ -111,7 +109,7 @@ def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
         ).start()
         try:
             second.hear("waiting for the lease")
-            space.apply(cluster(group(replicas=1)))
+            space.create(cluster(group(replicas=1)))
             space.see(lambda: len(space.workers()) == 4, "the first to work")
             first.kill()
             space.delete_pod(space.workers()[0])
@@ -128,7 +126,7 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it
     short = ("--namespace", space.name, "--lease-seconds", "10")
     with operating(space.server, tmp_path, *short) as first:
         assert first.process is not None
-        space.apply(cluster(group(replicas=1)))
+        space.create(cluster(group(replicas=1)))
         space.see(lambda: len(space.workers()) == 4, "the first to work")
         first.process.send_signal(signal.SIGSTOP)
         second = OperatorProcess(space.server.kubeconfig, *short, log=tmp_path / "second.log").start()
@@ -200,7 +198,7 @@ def test_what_may_not_be_deleted_holds_up_nothing_else(
     operator = OperatorProcess(account, "--namespace", space.name, log=tmp_path / "operator.log").start()
     try:
         operator.hear("looking after")
-        space.apply(cluster(group("a", 1, 2), group("b", 1, 2)))
+        space.create(cluster(group("a", 1, 2), group("b", 1, 2)))
         space.see(lambda: len(space.workers()) == 4, "both groups")
         space.say(space.workers(group="a")[0], phase="Failed")
         space.see(lambda: "the end of" in space.server.kubectl("-n", space.name, "get", "events"), "an event")
@@ -224,8 +222,8 @@ def test_the_rights_in_the_manifests_are_enough(
         # An earlier cluster of this name has left its account, which will be collected with it.
         owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "demo", "uid": "earlier"}
         left = {"name": "demo", "ownerReferences": [owner]}
-        space.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": left})
-        space.apply(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
+        space.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": left})
+        space.create(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
         operator.hear("of an earlier cluster of this name")
         assert not space.pods(group="headgroup")
         server.kubectl("-n", space.name, "delete", "serviceaccount", "demo")
@@ -254,7 +252,7 @@ def test_an_operator_of_all_namespaces_leaves_those_that_another_one_holds(tmp_p
             operating(server, everywhere) as second,
         ):
             for space in (theirs, free):
-                space.apply(cluster(group(replicas=1)))
+                space.create(cluster(group(replicas=1)))
             waiting = f"waiting for the lease in {theirs.name}"
             second.hear(waiting)
             for space in (theirs, free):
@@ -344,7 +342,7 @@ def test_it_never_fights_kuberay(tmp_path: Path) -> None:
         refused = everstep("run", "--namespace", "b", kubeconfig=server.kubeconfig)
         assert refused.returncode == 2
         with operating(server, tmp_path, "--namespace", space.name):
-            space.apply(cluster(group(replicas=1)))
+            space.create(cluster(group(replicas=1)))
             space.see(lambda: len(space.workers()) == 4, "slices beside KubeRay's definition")
             space.delete_pod(space.workers()[0])
             space.see(
@@ -360,7 +358,7 @@ def test_it_never_fights_kuberay(tmp_path: Path) -> None:
 
 def test_a_heal_is_a_handful_of_calls_and_peace_is_none(space: Namespace, tmp_path: Path) -> None:
     with operating(space.server, tmp_path, "--namespace", space.name):
-        space.apply(cluster())
+        space.create(cluster())
         space.see(lambda: len(space.workers()) == 12, "3 replicas")
         space.run(*space.pods())
         space.see(lambda: space.status().get("slices") == "3/3", "all ready")

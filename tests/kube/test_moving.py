@@ -24,7 +24,7 @@ def theirs(space: Namespace) -> KubeRay:
     """A cluster that KubeRay has brought up: two hosts alone at the indices 0 and 2, and a slice of two."""
     made = manifest(group("one", 2, 1), group("many", 1, 2))
     made["metadata"] = {"name": "demo"}
-    space.apply(made)
+    space.create(made)
     kuberay = KubeRay(space, space.cluster())
     kuberay.head_service()
     kuberay.headless_service()
@@ -111,7 +111,7 @@ def test_services_are_put_right_whatever_is_done_to_them(space: Namespace, tmp_p
 def test_a_cluster_of_ours_is_one_that_kuberay_takes_on(space: Namespace, tmp_path: Path) -> None:
     made = manifest(group("many", 2, 2))
     made["metadata"] = {"name": "demo", "annotations": {"everstep.dev/managed": "true"}}
-    space.apply(made)
+    space.create(made)
     with operating(space.server, tmp_path, "--namespace", space.name):
         space.see(lambda: len(space.pods()) == 5, "a head and two slices")
     assert KubeRay(space, space.cluster()).takes_on() == []

@@ -97,7 +97,7 @@ def test_slices_leave_nodes_that_are_about_to_go(space: Namespace, nodes: list[s
         space.server.request("PATCH", f"/api/v1/nodes/{name}{sub}", what, MERGE)
 
     with operating(space.server, tmp_path, "--namespace", space.name):
-        space.apply(cluster(group(replicas=2, hosts=2)))
+        space.create(cluster(group(replicas=2, hosts=2)))
         space.see(lambda: len(space.workers()) == 4, "two slices")
         for pod, name in zip(space.workers(), nodes, strict=True):
             space.bind(pod, name)

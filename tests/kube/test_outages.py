@@ -60,7 +60,7 @@ def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
     space = Namespace(own_server)
     arguments = ("--namespace", space.name, "--lease-seconds", str(lease_s))
     with operating(own_server, tmp_path, *arguments) as operator:
-        space.apply(cluster(group(replicas=2, hosts=2)))
+        space.create(cluster(group(replicas=2, hosts=2)))
         space.see(lambda: is_whole(space, 2), "two slices")
         space.run(*space.pods())
         space.see(lambda: space.status().get("slices") == "2/2", "both ready")
@@ -100,19 +100,19 @@ def test_a_namespace_that_is_gone_keeps_it_from_no_other(space: Namespace, tmp_p
     arguments = ("--namespace", f"{space.name}-later", "--namespace", space.name)
     with operating(space.server, tmp_path, *arguments) as operator:
         operator.hear(f"there is no namespace {space.name}-later")
-        space.apply(cluster(group(replicas=1, hosts=2)))
+        space.create(cluster(group(replicas=1, hosts=2)))
         space.see(lambda: is_whole(space, 1), "a slice in the one that is there")
         # The other one comes.
         space.server.kubectl("create", "namespace", f"{space.name}-later")
         later = Namespace.__new__(Namespace)
         later.server, later.name = space.server, f"{space.name}-later"
-        later.apply(cluster(group(replicas=1, hosts=2)))
+        later.create(cluster(group(replicas=1, hosts=2)))
         later.see(lambda: is_whole(later, 1), "a slice there, too")
 
 
 def test_what_others_write_into_the_status_is_put_right(space: Namespace, tmp_path: Path) -> None:
     with operating(space.server, tmp_path, "--namespace", space.name):
-        space.apply(cluster(group(replicas=1, hosts=2)))
+        space.create(cluster(group(replicas=1, hosts=2)))
         space.see(lambda: space.status().get("slices") == "0/1", "a status")
         before = space.status()
         path = f"/apis/ray.io/v1/namespaces/{space.name}/rayclusters/demo/status"
@@ -122,7 +122,7 @@ def test_what_others_write_into_the_status_is_put_right(space: Namespace, tmp_pa
 
 
 def test_retries_are_one_event_that_is_counted_up(space: Namespace, tmp_path: Path) -> None:
-    space.apply(
+    space.create(
         {
             "apiVersion": "v1",
             "kind": "ResourceQuota",
@@ -138,7 +138,7 @@ def test_retries_are_one_event_that_is_counted_up(space: Namespace, tmp_path: Pa
         return [e for e in events if "the head is refused" in e["message"]]
 
     with operating(space.server, tmp_path, "--namespace", space.name):
-        space.apply(cluster(group(replicas=0)))
+        space.create(cluster(group(replicas=0)))
         space.see(lambda: [e for e in about_the_head() if e["count"] >= 3], "some retries")
     with operating(space.server, tmp_path, "--namespace", space.name):
         space.see(lambda: [e for e in about_the_head() if e["count"] >= 5], "some more, of another life")

@@ -114,7 +114,7 @@ def test_slices_heals_and_calls_are_counted(server: ApiServer, tmp_path: Path) -
 
     labels = f'{{cluster="demo",group="tpu",namespace="{space.name}"}}'
     with operating(server, tmp_path, "--namespace", space.name, "--metrics-port", str(port)):
-        space.apply(cluster(group(replicas=2, hosts=2)))
+        space.create(cluster(group(replicas=2, hosts=2)))
         space.see(lambda: len(space.workers()) == 4, "two slices")
         space.run(*space.pods())
         wait_for(lambda: counted(f"slices_ready{labels}") == 2, "both to be counted", look_s=0.1)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.kube import pods, services, sidecar as autoscaler
+from everstep.kube.farewell import say_goodbye
 from everstep.kube.quantities import number, rounded_up
 from everstep.kube.spec import parse
 from kube.world import group, manifest, template
@@ -230,3 +231,16 @@ def test_groups_may_have_capitals_and_hosts_have_none() -> None:
     pod = worker(group("smallGroup"))
     assert pod["metadata"]["labels"]["ray.io/group"] == "smallGroup"
     assert pod["spec"]["hostname"] == "smallgroup-1-2"
+
+
+def test_the_hook_that_tells_ray_is_python() -> None:
+    ray: dict[str, Any] = {"name": "ray"}
+    say_goodbye({}, ray)
+    command = ray["lifecycle"]["preStop"]["exec"]["command"]
+    compile(command[2], "hook", "exec")
+    assert "+ 25" in command[2]
+    # Where there is no time to say anything, or the user says it, nothing is added.
+    for spec, own in (({"terminationGracePeriodSeconds": 3}, {}), ({}, {"lifecycle": {"preStop": {}}})):
+        before = dict(own)
+        say_goodbye(spec, own)
+        assert own == before

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from everstep.testing.kube import ApiServer
 from kube.live import Namespace, operating
 from kube.samples import SAMPLES, Made
-
-CLUSTERS = "/apis/ray.io/v1"
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +32,10 @@ def made(space: Namespace, name: str) -> Made:
     )
 
 
-def apply(space: Namespace, raw: dict[str, Any]) -> None:
-    space.server.request("POST", f"{CLUSTERS}/namespaces/{space.name}/rayclusters", raw)
-
-
 @pytest.mark.parametrize("what", [what for what, sample in SAMPLES.items() if not sample.refused])
 def test_it_comes_up(space: Namespace, what: str) -> None:
     sample, name = SAMPLES[what], f"sample-{list(SAMPLES).index(what)}"
-    apply(space, sample.manifest(name))
+    space.create(sample.manifest(name))
     space.see(
         lambda: len(made(space, name).heads) == 1 and len(made(space, name).workers) == sample.workers,
         f"its Pods: {space.status(name)}",
@@ -61,7 +54,7 @@ def test_it_comes_up(space: Namespace, what: str) -> None:
 @pytest.mark.parametrize("what", [what for what, sample in SAMPLES.items() if sample.refused])
 def test_it_is_refused_and_nothing_runs(space: Namespace, what: str) -> None:
     sample, name = SAMPLES[what], f"sample-{list(SAMPLES).index(what)}"
-    apply(space, sample.manifest(name))
+    space.create(sample.manifest(name))
     space.see(lambda: space.status(name).get("state") == "failed", "it to be refused")
     assert sample.refused in space.condition("InvalidSpec", name)["message"]
     assert made(space, name) == Made(heads=[], workers=[], services={})

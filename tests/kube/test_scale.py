@@ -26,7 +26,7 @@ CHIP = "example.com/chip"
 def refuse_chips(space: Namespace) -> None:
     """A quota for one chip. There is no controller here that would say what was used so far: nothing."""
     hard = {f"requests.{CHIP}": "1"}
-    space.apply(
+    space.create(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "chips"}, "spec": {"hard": hard}}
     )
     path = f"/api/v1/namespaces/{space.name}/resourcequotas/chips/status"
@@ -103,7 +103,7 @@ def test_what_breaks_beside_standing_troubles_is_healed_at_its_own_price(
         contextlib.ExitStack() as around,
     ):
         refuse_chips(space)
-        space.apply(cluster(group("tpu", size, HOSTS, maxReplicas=size), over_quota()))
+        space.create(cluster(group("tpu", size, HOSTS, maxReplicas=size), over_quota()))
         space.see(lambda: len(replica(space, size - 1)) == HOSTS, "the last slice", timeout_s=900.0)
 
         # A group is over its quota, one Pod fails and can't be deleted, a node flaps.

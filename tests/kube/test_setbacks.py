@@ -81,7 +81,7 @@ def attempts(space: Namespace, pod: dict[str, Any]) -> int:
 
 @pytest.mark.usefixtures("operator")
 def test_a_pod_that_cant_be_deleted_holds_up_no_other_group(space: Namespace, keeper: str) -> None:
-    space.apply(cluster(group("a", 1, 2), group("b", 2, 2)))
+    space.create(cluster(group("a", 1, 2), group("b", 2, 2)))
     space.see(lambda: len(space.workers()) == 6, "both groups")
     space.run(*space.pods())
     stuck = space.workers(group="a")[0]
@@ -109,7 +109,7 @@ class Quota:
     def __init__(self, space: Namespace, pods: int) -> None:
         self._space, self._hard = space, {"pods": str(pods)}
         meta = {"name": "pods"}
-        space.apply(
+        space.create(
             {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": {"hard": self._hard}}
         )
         self.count()
@@ -124,7 +124,7 @@ class Quota:
 @pytest.mark.usefixtures("operator")
 def test_a_slice_that_breaks_under_a_quota_gets_back_what_it_gave_back(space: Namespace) -> None:
     quota = Quota(space, 5)  # the head, and two slices of two hosts
-    space.apply(cluster(group(replicas=3, hosts=2)))
+    space.create(cluster(group(replicas=3, hosts=2)))
     space.see(lambda: bool(space.status().get("refused")), "the third to be refused")
     space.see(lambda: len(space.workers()) == 4, "two slices")
     space.run(*space.pods())

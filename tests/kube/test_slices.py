@@ -95,7 +95,7 @@ def test_three_slices_of_four_hosts_and_one_that_is_replaced(
 def test_what_the_autoscaler_names_goes_whole_and_replicas_decides_what_comes(
     space: Namespace, operator: OperatorProcess
 ) -> None:
-    space.apply(cluster())
+    space.create(cluster())
     space.see(lambda: space.places() == ALL, "3 replicas of 4 hosts")
     named = space.workers(index=1)[0]["metadata"]["name"]
     kept = space.uids() - space.uids(index=1)
@@ -110,7 +110,7 @@ def test_what_the_autoscaler_names_goes_whole_and_replicas_decides_what_comes(
 
 
 def test_scaling_is_by_whole_replicas_and_fills_holes(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply(cluster())
+    space.create(cluster())
     space.see(lambda: space.places() == ALL, "3 replicas")
     space.patch_group(replicas=1)
     space.see(lambda: space.places() == ALL[:4], "1 replica")
@@ -123,7 +123,7 @@ def test_a_pod_that_hangs_in_terminating_costs_an_index_and_not_the_group(
 ) -> None:
     quick = group()
     quick["template"]["spec"]["terminationGracePeriodSeconds"] = 1
-    space.apply(cluster(quick))
+    space.create(cluster(quick))
     space.see(lambda: space.places() == ALL, "3 replicas")
     space.run(*space.pods())
     stuck = space.workers(index=1)[0]
@@ -147,7 +147,7 @@ def test_a_pod_that_hangs_in_terminating_costs_an_index_and_not_the_group(
 
 
 def test_a_lost_nodes_pods_are_not_waited_for(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply(cluster())
+    space.create(cluster())
     space.see(lambda: space.places() == ALL, "3 replicas")
     space.run(*space.pods())
     lost = space.workers(index=0)
@@ -161,7 +161,7 @@ def test_two_clusters_and_two_groups_are_healed_side_by_side(
     space: Namespace, operator: OperatorProcess
 ) -> None:
     for name in ("one", "two"):
-        space.apply(cluster(group("a", 2, 2), group("b", 2, 2), name=name))
+        space.create(cluster(group("a", 2, 2), group("b", 2, 2), name=name))
     space.see(lambda: len(space.workers()) == 16, "2 clusters with 2 groups of 2 replicas of 2 hosts")
     space.run(*space.pods())
     broken = {
@@ -185,7 +185,7 @@ def test_quota_for_six_of_eight_pods_gives_one_whole_replica_and_quiet(
         "metadata": {"name": "pods"},
         "spec": {"hard": {"pods": "7"}},  # the head, and six workers
     }
-    space.apply(quota)
+    space.create(quota)
     # There is no quota controller here to count at first; it is told that there is nothing.
     space.server.request(
         "PATCH",
@@ -193,7 +193,7 @@ def test_quota_for_six_of_eight_pods_gives_one_whole_replica_and_quiet(
         {"status": {"hard": {"pods": "7"}, "used": {"pods": "0"}}},
         "application/merge-patch+json",
     )
-    space.apply(cluster(group(replicas=2)))
+    space.create(cluster(group(replicas=2)))
     space.see(lambda: space.condition("ReplicaFailure").get("status") == "True", "a condition that says so")
     failure = space.condition("ReplicaFailure")
     assert failure["reason"] == "QuotaExceeded"
@@ -208,13 +208,13 @@ def test_quota_for_six_of_eight_pods_gives_one_whole_replica_and_quiet(
 @pytest.mark.soak
 def test_a_minute_under_a_quota_is_a_quiet_one(space: Namespace, operator: OperatorProcess) -> None:
     hard = {"pods": "7"}
-    space.apply(
+    space.create(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "pods"}, "spec": {"hard": hard}}
     )
     path = f"/api/v1/namespaces/{space.name}/resourcequotas/pods/status"
     used = {"status": {"hard": hard, "used": {"pods": "0"}}}
     space.server.request("PATCH", path, used, "application/merge-patch+json")
-    space.apply(cluster(group(replicas=2)))
+    space.create(cluster(group(replicas=2)))
     space.see(lambda: space.condition("ReplicaFailure").get("status") == "True", "the refusal")
     before, began = len(space.server.calls()), time.monotonic()
     wait_for(lambda: time.monotonic() > began + 60, "a minute")
@@ -226,7 +226,7 @@ def test_a_minute_under_a_quota_is_a_quiet_one(space: Namespace, operator: Opera
 def test_groups_that_go_and_suspend_and_change_their_size(
     space: Namespace, operator: OperatorProcess
 ) -> None:
-    space.apply(cluster(group("a", 2, 2), group("b", 1, 2)))
+    space.create(cluster(group("a", 2, 2), group("b", 1, 2)))
     space.see(lambda: len(space.workers()) == 6, "both groups")
     space.run(*space.pods())
     # Suspended and resumed: the group, then the cluster.
@@ -259,11 +259,11 @@ def test_groups_that_go_and_suspend_and_change_their_size(
 
 
 def test_pods_from_before_are_taken_in_or_named(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply(cluster(group("one", 2, 1), group("many", 1, 2), suspend=True))
+    space.create(cluster(group("one", 2, 1), group("many", 1, 2), suspend=True))
     space.see(lambda: space.status().get("state") == "suspended", "the cluster to be known")
     uid = space.cluster()["metadata"]["uid"]
     for name, of in (("old-one", "one"), ("old-many-a", "many"), ("old-many-b", "many")):
-        space.apply(
+        space.create(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
@@ -298,7 +298,7 @@ def test_pods_from_before_are_taken_in_or_named(space: Namespace, operator: Oper
 def test_fields_that_nothing_is_done_with_are_named(space: Namespace, operator: OperatorProcess) -> None:
     strange = group(replicas=1, hosts=1)
     strange["frobnicate"] = True
-    space.apply(cluster(strange, idleTerminationOptions={"timeoutSeconds": 60}))
+    space.create(cluster(strange, idleTerminationOptions={"timeoutSeconds": 60}))
     space.see(lambda: space.condition("UnsupportedField").get("status") == "True", "the condition")
     message = space.condition("UnsupportedField")["message"]
     assert "spec.idleTerminationOptions" in message
@@ -310,7 +310,7 @@ def test_a_service_that_is_refused_is_told_and_holds_up_no_slices(
 ) -> None:
     made = cluster(group(replicas=1))
     made["spec"]["headGroupSpec"]["headService"] = {"spec": {"type": "Telephone"}}
-    space.apply(made)
+    space.create(made)
     space.see(lambda: space.condition("ReplicaFailure").get("status") == "True", "the condition")
     assert "demo-head-svc" in space.condition("ReplicaFailure")["message"]
     assert "Telephone" in space.condition("ReplicaFailure")["message"]
@@ -323,9 +323,9 @@ def test_a_service_that_is_refused_is_told_and_holds_up_no_slices(
 def test_clusters_that_are_not_ours_are_left_alone(space: Namespace, operator: OperatorProcess) -> None:
     plain = cluster(group(replicas=1, hosts=1), name="plain")
     del plain["metadata"]["annotations"]
-    space.apply(plain)
-    space.apply(cluster(group(replicas=1, hosts=1), name="kuberays", managedBy="ray.io/kuberay-operator"))
-    space.apply(cluster(group(replicas=1, hosts=1), name="ours"))
+    space.create(plain)
+    space.create(cluster(group(replicas=1, hosts=1), name="kuberays", managedBy="ray.io/kuberay-operator"))
+    space.create(cluster(group(replicas=1, hosts=1), name="ours"))
     space.see(lambda: len(space.pods()) == 2, "ours")
     assert {p["metadata"]["labels"]["ray.io/cluster"] for p in space.pods()} == {"ours"}
     assert not space.status("plain")

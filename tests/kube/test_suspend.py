@@ -72,7 +72,7 @@ def test_kueue_starts_evicts_and_starts_again(space: Namespace) -> None:
     racks["template"]["metadata"] = {"annotations": wanted}
     made = cluster(racks, suspend=True)
     made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "mine"}
-    space.apply(made)
+    space.create(made)
     space.see(lambda: space.status().get("state") == "suspended", "it to wait for its admission")
     assert not space.pods()
     kueue.start({"flavour": "small"}, {"flavour": "tpu"})
@@ -119,7 +119,7 @@ def test_kueue_starts_evicts_and_starts_again(space: Namespace) -> None:
 
 
 def test_a_suspension_that_is_taken_back_is_brought_to_its_end_first(space: Namespace) -> None:
-    space.apply(cluster(group(replicas=1, hosts=2)))
+    space.create(cluster(group(replicas=1, hosts=2)))
     space.see(lambda: len(space.pods()) == 3, "its Pods")
     space.run(*space.pods())
     space.see(lambda: space.status().get("state") == "ready", "it to be ready")
@@ -139,7 +139,7 @@ def test_what_kubectl_and_dashboards_read_is_there(space: Namespace) -> None:
     made = cluster(group(replicas=2, hosts=2))
     asked = {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1500m"}}
     made["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["resources"] = asked
-    space.apply(made)
+    space.create(made)
     space.see(lambda: len(space.pods()) == 5, "its Pods")
     for pod in space.pods():
         space.run(pod)
@@ -156,7 +156,7 @@ def test_what_kubectl_and_dashboards_read_is_there(space: Namespace) -> None:
 def test_what_is_created_is_told_in_kuberays_words(space: Namespace) -> None:
     counted = {"rayStartParams": {"num-cpus": "1"}}
     head_group = {"template": template(), **counted}
-    space.apply(
+    space.create(
         cluster(group("tpu", 2, 2, **counted), enableInTreeAutoscaling=True, headGroupSpec=head_group)
     )
 

@@ -102,7 +102,7 @@ def test_without_a_webhook_a_bad_one_is_left_alone_and_its_status_says_why(
     space = Namespace(server)
     raw, path, remedy = bad("hosts that don't fit the topology")
     with operating(server, tmp_path, "--namespace", space.name):
-        space.apply(raw)
+        space.create(raw)
         space.see(lambda: space.condition("InvalidSpec").get("status") == "True", "the condition")
         message = space.condition("InvalidSpec")["message"]
         assert path in message

@@ -59,6 +59,10 @@ _SHARED = {
     "metrics-export-port": "0",
     "object-store-memory": "100000000",
     "disable-usage-stats": "true",
+    # Of no use here, and a process each: nobody reads the workers' logs on the head, and an autoscaler that
+    # is wanted comes beside it.
+    "include-log-monitor": "false",
+    "no-monitor": "true",
 }
 
 
