@@ -98,10 +98,11 @@ class HereLink:
         self._journal.append(record)
         self._history.apply(record)
 
-    def put_in_order(self, damage: list[str], say: Callable[[str], None]) -> None:
+    def put_in_order(self, lease: Lease, say: Callable[[str], None]) -> None:
         """As a driver does, before training starts."""
+        complete(lease.mend(say))
         repair = Repair(self._run, self._history, self._deletions, self.write, say, MachineClock())
-        complete(repair.put_in_order(journal_is_whole=not damage))
+        complete(repair.put_in_order(journal_is_whole=not lease.damage))
 
     def close(self, closed: records.Closed) -> None:
         self.write(closed)
@@ -111,7 +112,7 @@ class HereLink:
 def run_here(spec: RunSpec, name: str, run: Store, lease: Lease, say: Callable[[str], None]) -> Result:
     history = lease.history
     link = HereLink(run, lease, spec)
-    link.put_in_order(lease.damage, say)
+    link.put_in_order(lease, say)
     epoch = link.epoch = history.last_epoch + 1
     limits = spec.run.deadlines
     member = Member(0, 1, 0, 1, 0, 1)

@@ -138,7 +138,7 @@ class Driver:
 
     async def _open(self) -> None:
         history = self._lease.history
-        await self._report_damage()
+        await self._lease.mend(self._observer.say)
         repair = Repair(self._run, history, self._deletions, self._write, self._observer.say, self._clock)
         await repair.adopt_manifests()
         left = await self._take_over()
@@ -159,13 +159,6 @@ class Driver:
             self._publish()
             for host, message in left.messages():
                 self.on_message(host, message)
-
-    async def _report_damage(self) -> None:
-        """A damaged journal gets a new beginning, of what can still be read."""
-        for damage in self._lease.damage:
-            self._observer.say(f"the journal is damaged: {damage}. What else is in storage is kept")
-        if self._lease.damage:
-            await self._lease.journal.start_anew(self._lease.history.as_records())
 
     async def _close(self) -> None:
         # A driver that was replaced changes nothing on its way out: hosts, journal and registry are another's
