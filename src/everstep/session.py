@@ -331,6 +331,8 @@ class RestoredCheckpoint(Checkpoint):
     account.
     """
 
+    _is_committed = True
+
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         try:
             return super().to_directory(path)

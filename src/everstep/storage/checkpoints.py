@@ -330,9 +330,10 @@ Format = TypeVar("Format", PartRecord, Manifest)
 def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Format:
     try:
         record = msgspec.json.decode(data, type=kind)
+        unchanged = _seal_holds(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpointError(checkpoint, file, f"can't be read: {error}") from error
-    if not _seal_holds(data):
+    if not unchanged:
         raise DamagedCheckpointError(checkpoint, file, "was changed after it was written")
     if record.format > FORMAT:
         raise NewerFormatError(
