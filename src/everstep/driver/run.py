@@ -156,7 +156,7 @@ def run_training(spec: RunSpec) -> Result:
         # reproducible.
         random.getrandbits(62),
         fingerprint,
-        leave_marker(run),
+        leave_marker(run, lease.number),
     )
     context = TrainRunContext(
         f"{name}-{lease.number}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
