@@ -76,7 +76,7 @@ class Repair:
         folders = await checkpoints.list_folders(self._run)
         history = self._history
         # No number of an attempt is used twice, also if the record of its start is lost.
-        history.last_epoch = max([history.last_epoch, *map(checkpoints.epoch_of, folders)])
+        history.last_epoch = max(history.last_epoch, await checkpoints.last_epoch(self._run, folders))
         found: list[tuple[str, Manifest]] = []
         for folder in self._unknown(folders):
             try:
@@ -100,7 +100,7 @@ class Repair:
         they saved still can. Returns the folders that aren't whole.
         """
         unfinished: list[str] = []
-        found: list[tuple[str, Manifest]] = []
+        whole: list[tuple[str, list[checkpoints.PartRecord]]] = []
         for folder in self._unknown(folders):
             try:
                 parts = await checkpoints.whole_by_parts(self._run, folder)
@@ -110,19 +110,22 @@ class Repair:
                 self._leave_alone(folder, error)
                 continue
             if parts and self._is_newer(parts[0]):  # of older ones, nobody has said that they count
-                ref = CheckpointRef(
-                    folder, parts[0].epoch, parts[0].index, parts[0].group, parts[0].generation
-                )
-                encoded = [msgspec.json.encode(part) for part in parts]
-                try:
-                    found.append((folder, await checkpoints.commit(self._run, ref, encoded)))
-                except checkpoints.CommittedOtherwiseError:
-                    unfinished.append(folder)  # somebody has made it void, and could not record that
+                whole.append((folder, parts))
             else:
                 unfinished.append(folder)
-        for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
-            self._record(folder, manifest)
+        for folder, parts in sorted(whole, key=lambda entry: (entry[1][0].epoch, entry[1][0].index)):
+            try:
+                self._record(folder, await self._commit(folder, parts))
+            except checkpoints.CommittedOtherwiseError:
+                unfinished.append(folder)  # somebody has made it void, and could not record that
         return unfinished
+
+    async def _commit(self, folder: str, parts: list[checkpoints.PartRecord]) -> Manifest:
+        """As the last of those that are known."""
+        order = 1 + max((kept.ref.order for kept in self._history.checkpoints.values()), default=0)
+        first = parts[0]
+        ref = CheckpointRef(folder, first.epoch, first.index, first.group, first.generation, order)
+        return await checkpoints.commit(self._run, ref, [msgspec.json.encode(part) for part in parts])
 
     def _leave_alone(self, folder: str, error: StorageError) -> None:
         """Neither used nor removed. Raises what says nothing about this folder."""
