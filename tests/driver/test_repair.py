@@ -268,17 +268,21 @@ def test_what_an_earlier_driver_did_not_get_to_remove_is_removed(run: Store) -> 
     assert blocking.list_folders(run) == [NEWEST]
 
 
-def test_what_can_not_be_removed_holds_no_resume_up(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given_up", [True, False])
+def test_what_can_not_be_removed_holds_no_resume_up(
+    run: Store, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
     history = History()
-    commit(run, history, "checkpoint_0001_000003", 3)
+    bring(run, "checkpoint_0001_000003", 0, index=3)
     commit(run, history, NEWEST, 6)
-    history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
+    if given_up:
+        history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
 
-    def busy(self: FolderStore, prefix: str) -> None:
+    def busy(self: FolderStore, key: str, data: bytes = b"") -> bool:
         raise StorageError(os.strerror(errno.EBUSY))
 
     with monkeypatch.context() as patch:
-        patch.setattr(FolderStore, "clear", busy)
+        patch.setattr(FolderStore, "clear" if given_up else "create", busy)
         assert any("can't be removed" in line for line in tidy(run, history))
     tidy(run, history)
     assert blocking.list_folders(run) == [NEWEST]

@@ -53,16 +53,18 @@ class Repair:
         unfinished = await self._finish(folders)
         self._add_rows()
         await self._find_restorable()
-        for folder in unfinished if journal_is_whole else ():
-            if await checkpoints.make_void(self._run, folder):
-                self._write(records.Deleted(self._clock.now(), folder))
+        garbage = {*unfinished} if journal_is_whole else set()
         for folder in folders:
-            if folder in self._history.deleted:
-                await self._remove(folder)
+            if folder in garbage or folder in self._history.deleted:
+                await self._clear_away(folder)
 
-    async def _remove(self, folder: str) -> None:
+    async def _clear_away(self, folder: str) -> None:
         """One that can't be removed holds nobody up."""
         try:
+            if folder not in self._history.deleted:
+                if not await checkpoints.make_void(self._run, folder):
+                    return
+                self._write(records.Deleted(self._clock.now(), folder))
             await self._deletions.remove(folder)
         except StorageError as error:
             self._say(f"{folder} is no longer needed, and can't be removed: {error}")
