@@ -164,15 +164,14 @@ class Session:
             self._link.send(wire.frame(wire.Report(index, raw, None, False, restored)))
             return
         self._wait_for_the_others(index)
-        folder = self._folder(dir_name, index)
         job: Path | None = None
         part: Part | None = None
         try:
-            share = self._share(folder, index, raw)
+            share = self._share(self._folder(dir_name, index), index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
                 part = self._note(share, checkpoint)
             elif upload_fn is not None:
-                done = upload_fn(checkpoint, folder)
+                done = upload_fn(checkpoint, share.folder)
                 if not isinstance(done, Checkpoint):
                     raise ConfigError(
                         f"checkpoint_upload_fn returned {type(done).__name__}",

@@ -52,6 +52,8 @@ class Deletions:
         if manifest is not None and manifest.external and not self._is_in_use(manifest.external):
             place, options = manifest.external, self._storage_options
             files = [file.path for file in manifest.files]
+            if not files:
+                return  # a place that only the user's code knows how to read
             await self._run.call(lambda _: open_store(place, options).delete(files))
 
     def _is_in_use(self, place: str) -> bool:

@@ -163,16 +163,18 @@ class Driver:
     async def _close(self) -> None:
         # A driver that was replaced changes nothing on its way out: hosts, journal and registry are another's
         # now.
-        if not self.outcome.is_fenced:
-            self.workers.rows.flush()
-            self._write(self._closing())
-            await self._record_the_end()
-        fenced = self.outcome.is_fenced
-        for task in [*self._tasks]:
-            task.cancel()
-        if not fenced:
-            self._registry.forget(self._job.name)
-        await self._engine.close(keep_hosts=fenced)
+        try:
+            if not self.outcome.is_fenced:
+                self.workers.rows.flush()
+                self._write(self._closing())
+                await self._record_the_end()
+        finally:  # whatever goes wrong before: nothing is left running
+            fenced = self.outcome.is_fenced
+            for task in [*self._tasks]:
+                task.cancel()
+            if not fenced:
+                self._registry.forget(self._job.name)
+            await self._engine.close(keep_hosts=fenced)
 
     async def _record_the_end(self) -> None:
         try:
