@@ -51,6 +51,9 @@ class Checkpoint:
             from the environment. They go along when the checkpoint is pickled.
     """
 
+    _is_committed = False
+    """Whether it must have a manifest: any other folder may be a checkpoint, too."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -116,7 +119,7 @@ class Checkpoint:
 
         from everstep.storage.restore import copy_out
 
-        copy_out(self._store(), Path(target))
+        copy_out(self._store(), Path(target), committed=self._is_committed)
         return target
 
     @contextlib.contextmanager

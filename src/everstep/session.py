@@ -179,12 +179,11 @@ class Session:
             self._link.send(wire.frame(wire.Report(index, raw, None, False, restored)))
             return
         self._wait_for_the_others(index)
-        folder = self._folder(dir_name, index)
         job: Path | None = None
         part: Part | None = None
         upload: Callable[[], Part] | None = None
         try:
-            share = self._share(folder, index, raw)
+            share = self._share(self._folder(dir_name, index), index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
                 part = self._note(share, checkpoint)
             elif upload_fn is not None:
@@ -420,6 +419,8 @@ class RestoredCheckpoint(Checkpoint):
     """The checkpoint that a worker was given: it also notes when it has been read, for the recovery's
     account.
     """
+
+    _is_committed = True
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         try:

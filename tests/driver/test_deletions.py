@@ -6,6 +6,7 @@ import ast
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import everstep
@@ -13,8 +14,10 @@ from everstep.driver import journal, records
 from everstep.driver.deletions import Deletions
 from everstep.driver.lease import Lease, take
 from everstep.errors import FencedError
+from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Store, open_store
+from storage import blocking
 
 SOURCES = Path(everstep.__file__).parent
 MAY_DELETE = (
@@ -106,3 +109,24 @@ def test_a_driver_that_was_replaced_removes_nothing(run: Store) -> None:
     with pytest.raises(FencedError):
         asyncio.run(deletions_of(run, replaced).remove("checkpoint_0001_000001"))
     assert run.exists("checkpoint_0001_000001/weights")
+
+
+def test_files_elsewhere_that_another_checkpoint_is_made_of_stay(run: Store, tmp_path: Path) -> None:
+    """A training function may save over the same place again and again."""
+    latest = tmp_path / "latest"
+    latest.mkdir()
+    (latest / "weights").write_bytes(b"w")
+    lease = owner(run, 1)
+    for index, folder in enumerate(["one", "two"], 1):
+        share = checkpoints.Share(folder, 0, 1, index)
+        part = checkpoints.note_external(run, share, str(latest))
+        blocking.commit(run, folder, 1, index, [part.record])
+        raw = msgspec.Raw(msgspec.msgpack.encode({}))
+        lease.history.apply(records.Committed(0.0, folder, 1, index, raw, str(latest)))
+    deletions = Deletions(ImmediateStore(run), lease.journal, lease.history, delete_external=True)
+    give_up(lease, "one")
+    asyncio.run(deletions.remove("one"))
+    assert (latest / "weights").exists()
+    give_up(lease, "two")
+    asyncio.run(deletions.remove("two"))
+    assert not (latest / "weights").exists()

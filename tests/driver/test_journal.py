@@ -354,8 +354,18 @@ def corrupt(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def fill_with_zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 @pytest.mark.parametrize("compacted", [False, True])
-@pytest.mark.parametrize("how", [corrupt, Path.unlink, lambda path: os.truncate(path, 30)])
+@pytest.mark.parametrize(
+    "how", [corrupt, fill_with_zeros, empty, Path.unlink, lambda path: os.truncate(path, 30)]
+)
 def test_damage_is_named_and_costs_no_more_than_what_it_hit(
     run: Store, tmp_path: Path, how: Callable[[Path], None], compacted: bool
 ) -> None:
@@ -374,6 +384,44 @@ def test_damage_is_named_and_costs_no_more_than_what_it_hit(
     assert {f"c1-{n}" for n in unhurt} <= left
     assert found.next == (16 if compacted else 12)
     assert take(run).number == found.next
+
+
+@pytest.mark.parametrize("how", [corrupt, Path.unlink])
+def test_archives_are_read_also_if_what_names_them_is_lost(
+    run: Store, tmp_path: Path, how: Callable[[Path], None]
+) -> None:
+    log = take(run).journal
+    write(log, 10)
+    compact(log)
+    folder = tmp_path / "run" / "journal"
+    superseded = min(folder.glob("archive-*"))
+    left = superseded.read_bytes()
+    write(log, 10, first=11)
+    compact(log)
+    superseded.write_bytes(left)
+    write(log, 3, first=21)
+    how(folder / journal.key_of(min(journal.numbers_in(os.listdir(folder)))))
+    assert not scan(run).is_whole
+    assert rows(run) == list(range(1, 24))
+    taken = take(run)
+    complete(taken.journal.start_anew(taken.history.as_records()))
+    assert scan(run).is_whole
+    assert rows(run) == list(range(1, 24))
+
+
+def test_files_of_others_in_the_journals_folder_are_left_alone(run: Store, tmp_path: Path) -> None:
+    log = take(run).journal
+    write(log, 3)
+    folder = tmp_path / "run" / "journal"
+    others = ["archive-of-mine.tar", "0000000002.bak", "archive-0000000002-copy", "99", "\u00b2"]
+    for name in others:
+        (folder / name).write_bytes(b"")
+    write(log, 3, first=4)
+    compact(log)
+    write(take(run).journal, 1, first=7)
+    assert scan(run).is_whole
+    assert rows(run) == list(range(1, 8))
+    assert {*others} <= {*os.listdir(folder)}
 
 
 def test_compaction_deletes_nothing_on_the_word_of_a_damaged_object(run: Store, tmp_path: Path) -> None:
@@ -402,6 +450,28 @@ def test_a_journal_that_was_removed_gets_a_new_beginning(run: Store, tmp_path: P
     assert scan(run).is_whole
     assert rows(run) == list(range(1, 14))
     assert list(read_history(run).checkpoints) == [f"c1-{n}" for n in range(1, 14)]
+
+
+def test_a_compaction_does_not_bring_back_what_a_new_beginning_replaces(run: Store, tmp_path: Path) -> None:
+    taken = take(run)
+    log = taken.journal
+    write(log, 10)
+    create = FolderStore.create
+    records_now = [*journal.read(run)]
+
+    def removed_while_an_archive_is_written(self: FolderStore, key: str, data: bytes) -> bool:
+        if key.startswith("archive-") and (tmp_path / "run" / "journal" / journal.key_of(1)).exists():
+            shutil.rmtree(tmp_path / "run")
+            complete(log.start_anew(records_now))
+        return create(self, key, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderStore, "create", removed_while_an_archive_is_written)
+        compact(log)
+    write(log, 3, first=11)
+    compact(log)
+    assert scan(run).is_whole
+    assert rows(run) == list(range(1, 14))
 
 
 OWNER_2 = {"host": "h", "boot": "b", "pid": 1, "started": 1, "engine": "", "pid_namespace": "n"}

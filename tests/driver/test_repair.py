@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from everstep.config import CheckpointConfig
 from everstep.driver import records
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
-from everstep.driver.history import History
+from everstep.driver.history import History, to_delete
 from everstep.driver.journal import Journal
 from everstep.driver.repair import Repair
 from everstep.errors import StorageError
@@ -66,6 +67,33 @@ def test_what_every_rank_brought_a_part_of_is_committed(run: Store) -> None:
     assert history.newest.metrics == {"loss": 6.0}
     assert [msgspec.msgpack.decode(row) for row in history.metrics] == [{"loss": 6.0}]
     assert restore.verify(run.child("checkpoint_0001_000006")).ranks == [0, 1]
+
+
+def test_what_is_committed_by_its_parts_comes_after_what_was_committed_before(run: Store) -> None:
+    history = History()
+    for index in (3, 4):
+        folder = f"checkpoint_0001_{index:06d}"
+        parts = [bring(run, folder, rank, index=index) for rank in range(2)]
+        blocking.commit(run, folder, 1, index, parts)
+        raw = msgspec.Raw(msgspec.msgpack.encode({}))
+        history.apply(records.Committed(0.0, folder, 1, index, raw, None, order=index))
+    for index in (11, 6):
+        for rank in range(2):
+            bring(run, f"checkpoint_0001_{index:06d}", rank, index=index)
+    tidy(run, history)
+    assert [kept.ref.index for kept in history.in_order()] == [3, 4, 6, 11]
+    assert to_delete(history, CheckpointConfig(num_to_keep=2)) == [
+        "checkpoint_0001_000003",
+        "checkpoint_0001_000004",
+    ]
+
+
+def test_no_attempts_number_is_used_twice_also_where_folders_have_names_of_the_users(run: Store) -> None:
+    assert checkpoints.claim_name(run, "best", "e7", 1, 0) == "best"
+    bring(run, "best", 0, index=1, epoch=7)
+    history = History()
+    tidy(run, history, journal_is_whole=False)
+    assert history.last_epoch == 7
 
 
 def test_what_a_rank_is_missing_from_is_garbage(run: Store) -> None:
@@ -240,17 +268,21 @@ def test_what_an_earlier_driver_did_not_get_to_remove_is_removed(run: Store) -> 
     assert blocking.list_folders(run) == [NEWEST]
 
 
-def test_what_can_not_be_removed_holds_no_resume_up(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given_up", [True, False])
+def test_what_can_not_be_removed_holds_no_resume_up(
+    run: Store, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
     history = History()
-    commit(run, history, "checkpoint_0001_000003", 3)
+    bring(run, "checkpoint_0001_000003", 0, index=3)
     commit(run, history, NEWEST, 6)
-    history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
+    if given_up:
+        history.apply(records.Deleted(0.0, "checkpoint_0001_000003"))
 
-    def busy(self: FolderStore, prefix: str) -> None:
+    def busy(self: FolderStore, key: str, data: bytes = b"") -> bool:
         raise StorageError(os.strerror(errno.EBUSY))
 
     with monkeypatch.context() as patch:
-        patch.setattr(FolderStore, "clear", busy)
+        patch.setattr(FolderStore, "clear" if given_up else "create", busy)
         assert any("can't be removed" in line for line in tidy(run, history))
     tidy(run, history)
     assert blocking.list_folders(run) == [NEWEST]

@@ -95,7 +95,7 @@ def test_ranks_that_a_question_about_checkpoints_waits_for_are_named(tmp_path: P
     try:
         told = next(line for line in process.stderr if "waits for" in line)
         (tmp_path / "seen").touch()
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert f"{function}() at rank 0 waits for rank 1 to make report 1. Every rank must call report()" in told

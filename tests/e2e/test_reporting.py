@@ -26,6 +26,8 @@ from everstep import (
     get_context,
     report,
 )
+from everstep.driver.commits import Commits
+from processes import ours, wait_for
 
 
 def fit(
@@ -257,6 +259,49 @@ def test_a_checkpoint_dir_name_used_twice_in_one_attempt_names_two_checkpoints(t
     result = fit(function, tmp_path, workers=2)
     found = [(Path(c.path).name, (Path(c.path) / "weights").read_text()) for c, _ in result.best_checkpoints]
     assert found == [("best", "first"), ("best.e1.2", "second")]
+
+
+def test_storage_that_is_away_when_a_name_is_claimed_costs_that_checkpoint_only(tmp_path: Path) -> None:
+    def function() -> None:
+        from everstep.errors import StorageError
+        from everstep.storage import checkpoints
+
+        claim = checkpoints.claim_name
+
+        def away(*_: object) -> str:
+            raise StorageError("storage is away")
+
+        checkpoints.claim_name = away
+        report({"x": 1}, checkpoint=save("first"), checkpoint_dir_name="first")
+        checkpoints.claim_name = claim
+        report({"x": 2}, checkpoint=save("second"), checkpoint_dir_name="second")
+
+    result = fit(function, tmp_path, workers=1)
+    assert [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints] == ["second"]
+    assert [row["x"] for row in result.metrics_history] == [1, 2]
+
+
+def test_retention_lets_go_of_what_is_in_a_place_that_only_the_users_code_can_read(tmp_path: Path) -> None:
+    def function() -> None:
+        for step in range(3):
+            there = Checkpoint(f"hdfs://cluster/{step}")
+            report({"x": step}, checkpoint=there, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+
+    config = CheckpointConfig(num_to_keep=1, delete_external=True)
+    result = fit(function, tmp_path, workers=1, checkpoint_config=config)
+    assert result.checkpoint == Checkpoint("hdfs://cluster/2")
+
+
+def test_a_driver_that_breaks_while_it_ends_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Commits, limit_s: float) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Commits, "finish_deletions", broken)
+    with pytest.raises(TrainingFailedError, match="a bug"):
+        fit(lambda: report({"x": 1}), tmp_path, workers=1)
+    wait_for(lambda: not ours(), "the end of all")
 
 
 @pytest.mark.parametrize("name", ["journal", "logs", "requests"])

@@ -24,6 +24,7 @@ from everstep import (
     get_context,
     report,
 )
+from processes import LIMIT_S
 
 ASYNC, SYNC = CheckpointUploadMode.ASYNC, CheckpointUploadMode.SYNC
 
@@ -73,7 +74,7 @@ def test_an_asynchronous_upload_function_runs_behind_the_training_functions_back
 
         def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
             upload_thread.append(threading.get_ident())
-            assert returned.wait(60.0), "report() waits for the upload"
+            assert returned.wait(LIMIT_S), "report() waits for the upload"
             return into_the_run(checkpoint, name)
 
         saved = save("0")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from processes import LIMIT_S
 from test_from_ray_train import items_that_are
 
 HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ def seen_by(side: str, what: str) -> dict[str, Any]:
             [sys.executable, str(HERE / "both.py"), side, what, out],
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=LIMIT_S,
             env={**os.environ, "RAY_TMPDIR": out},
         )
         assert done.returncode == 0, done.stderr[-6000:]

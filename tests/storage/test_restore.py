@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from everstep import Checkpoint
 from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.session import RestoredCheckpoint
 from everstep.storage import checkpoints, restore
 from everstep.storage.bucket import PIECE
 from everstep.storage.store import Store, open_store
@@ -142,6 +143,22 @@ def test_what_file_systems_and_tools_leave_in_a_folder_is_no_damage(tmp_path: Pa
     assert restore.fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
 
 
+def test_a_folder_is_restored_although_there_is_no_room_for_a_note_about_it(tmp_path: Path) -> None:
+    checkpoint = save(open_store(tmp_path / "run"), tmp_path)
+    (tmp_path / "file").touch()
+    assert restore.fetch(checkpoint, tmp_path / "file" / "cache") == Path(checkpoint.address())
+    (Path(checkpoint.address()) / "model").write_bytes(b"scribble")
+    with pytest.raises(DamagedCheckpointError):
+        restore.fetch(checkpoint, tmp_path / "file" / "cache")
+
+
+def test_a_remote_checkpoint_that_finds_no_room_says_where(tmp_path: Path) -> None:
+    checkpoint = save(open_store(f"memory://{os.urandom(8).hex()}/run"), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file/cache.*XDG_CACHE_HOME"):
+        restore.fetch(checkpoint, tmp_path / "file" / "cache")
+
+
 def test_a_folder_is_read_through_once_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     restore.fetch(checkpoint, tmp_path / "cache")
@@ -218,11 +235,22 @@ def pieces(proxy: FaultyProxy, name: str) -> list[Request]:
     return [r for r in list(proxy.seen) if r.method == "GET" and r.path.split("?")[0].endswith(f"/c/{name}")]
 
 
-def test_a_copy_in_the_cache_needs_no_store(faulty: Store, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_a_copy_in_the_cache_needs_only_a_look_at_its_manifest(
+    faulty: Store, proxy: FaultyProxy, tmp_path: Path
+) -> None:
     checkpoint = save(faulty, tmp_path)
     place = restore.fetch(checkpoint, tmp_path / "cache")
-    proxy.always(Fault.RESET)
+    proxy.judge = lambda request: None if request.path.endswith(".manifest.json") else Fault.RESET
     assert restore.fetch(checkpoint, tmp_path / "cache") == place
+
+
+def test_the_copy_of_a_run_that_was_removed_is_not_taken_for_another_of_the_same_name(tmp_path: Path) -> None:
+    run = open_store(f"memory://{os.urandom(8).hex()}/run")
+    old = save(run, tmp_path, "c", {"weights": b"old", "optimizer": b"old"})
+    assert contents_of(restore.fetch(old, tmp_path / "cache"))["weights"] == b"old"
+    run.clear("c")
+    new = save(run, tmp_path / "new", "c", {"weights": b"new"})
+    assert contents_of(restore.fetch(new, tmp_path / "cache")) == {"weights": b"new"}
 
 
 def test_a_copy_that_somebody_changed_is_mended(faulty: Store, tmp_path: Path) -> None:
@@ -345,6 +373,15 @@ def test_a_uri_where_nothing_is_says_so(server: S3Server, home: Path) -> None:
     checkpoint = Checkpoint(f"s3://{server.bucket()}/gone", storage_options=server.options())
     with pytest.raises(StorageError, match=r"no checkpoint at s3://.*/gone"), checkpoint.as_directory():
         pass
+
+
+def test_what_a_worker_restores_is_not_copied_without_its_manifest(tmp_path: Path) -> None:
+    """Which goes first when a checkpoint is removed, maybe while it is being restored."""
+    checkpoint = save(open_store(tmp_path / "run"), tmp_path)
+    checkpoint.delete([checkpoints.MANIFEST])
+    with pytest.raises(DamagedCheckpointError, match="manifest.json is missing"):
+        RestoredCheckpoint(checkpoint.address()).to_directory(tmp_path / "target")
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_damaged_checkpoint_is_not_copied_out(store: Store, home: Path) -> None:

@@ -57,7 +57,7 @@ class Tail:
             if data is not None:
                 fresh = list(records.decode(data))
                 self._next += 1
-            elif any(file.path.isdigit() for file in self._log.list(after=journal.key_of(self._next))):
+            elif journal.numbers_in(f.path for f in self._log.list(after=journal.key_of(self._next))):
                 scan = complete(journal.scan_journal(ImmediateStore(self._log)))
                 fresh, self._next = list(scan.records())[self._seen :], scan.next
             else:

@@ -45,10 +45,17 @@ class Deletions:
 
     async def _remove_external(self, folder: str) -> None:
         """Remove the files that the user's own code put elsewhere for this checkpoint: those that were listed
-        when it was reported, and nothing beside them.
+        when it was reported, and nothing beside them. Not if another checkpoint is in the same place: it is
+        made of them.
         """
         manifest = await read_manifest(self._run, folder)
-        if manifest is not None and manifest.external:
+        if manifest is not None and manifest.external and not self._is_in_use(manifest.external):
             place, options = manifest.external, self._storage_options
             files = [file.path for file in manifest.files]
+            if not files:
+                return  # a place that only the user's code knows how to read
             await self._run.call(lambda _: open_store(place, options).delete(files))
+
+    def _is_in_use(self, place: str) -> bool:
+        left = [*self._history.checkpoints.values(), *self._history.damaged.values()]
+        return place.rstrip("/") in {kept.external.rstrip("/") for kept in left if kept.external}

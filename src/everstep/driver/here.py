@@ -174,10 +174,11 @@ class HereLink:
         self._journal.append(record)
         self._history.apply(record)
 
-    def put_in_order(self, damage: list[str], say: Callable[[str], None]) -> None:
+    def put_in_order(self, lease: Lease, say: Callable[[str], None]) -> None:
         """As a driver does, before training starts."""
+        complete(lease.mend(say))
         repair = Repair(self._run, self._history, self._deletions, self.write, say, MachineClock())
-        complete(repair.put_in_order(journal_is_whole=not damage))
+        complete(repair.put_in_order(journal_is_whole=not lease.damage))
 
     def finish(self) -> None:
         """This rank has returned; wait for the others, whose parts may still be missing."""
@@ -250,7 +251,7 @@ def run_here(
     """As the only rank, or as rank 0 of a group that was launched."""
     history = lease.history
     link = HereLink(run, lease, spec, group)
-    link.put_in_order(lease.damage, say)
+    link.put_in_order(lease, say)
     link.epoch = history.last_epoch + 1
     newest = history.newest
     opening = Opening(name, link.epoch, newest.ref.folder if newest is not None else None)

@@ -13,6 +13,7 @@ everything else is read.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,8 @@ MOST_ARCHIVED = 2 * MOST_BYTES
 """Archives are put together up to this size."""
 
 _ARCHIVE = "archive-"
+_NUMBERED = re.compile(r"[0-9]{10,}")
+_ARCHIVED = re.compile(rf"{_ARCHIVE}([0-9]{{10,}})-[0-9a-f]+")
 _LOOKS = 20
 _PAUSE_S = 1.0
 
@@ -42,6 +45,11 @@ class JournalRemovedError(StorageError):
 
 def key_of(number: int) -> str:
     return f"{number:010d}"
+
+
+def numbers_in(names: Iterable[str]) -> list[int]:
+    """Of the numbered objects among these. Other files in a folder are somebody else's."""
+    return [int(name) for name in names if _NUMBERED.fullmatch(name)]
 
 
 class Journal:
@@ -108,7 +116,7 @@ class Journal:
     async def _check_place(self) -> None:
         """What was written counts if nothing stands after it, and what it goes on from is there."""
         names = {file.path for file in await self._store.list()}
-        last = max((int(name) for name in names if name.isdigit()), default=0)
+        last = max(numbers_in(names), default=0)
         if last > self._next:
             raise await self._fenced()
         before = {*self._archives, *([key_of(self._next - 1)] if self._next > self._first else [])}
@@ -147,8 +155,12 @@ class Journal:
         found = [await self._whole(name) for name in [*merged, *small]]
         name = f"{_ARCHIVE}{last:010d}-{secrets.token_hex(4)}"
         await self._store.create(name, b"".join(found))
+        if self._first != first:
+            return  # there is a new beginning by now, which has all of it
         archives = [*(a for a in self._archives if a not in merged), name]
         await self._write_snapshot(Snapshot(archives, last))
+        if self._first != first:
+            return
         self._first, self._archives = last, archives
         await self._store.delete([name for name in sizes if self._is_superseded(name)])
 
@@ -156,9 +168,9 @@ class Journal:
         """Whether an object is archived; or was left by a driver that was replaced, or by a compaction that
         was cut off.
         """
-        if name.isdigit():
+        if _NUMBERED.fullmatch(name):
             return int(name) < self._first
-        return name.startswith(_ARCHIVE) and name not in self._archives
+        return bool(_ARCHIVED.fullmatch(name)) and name not in self._archives
 
     def _to_merge(self, sizes: dict[str, int], size: int) -> list[str]:
         """The last archives, as long as they aren't much larger than what comes after them."""
@@ -174,10 +186,11 @@ class Journal:
     async def _whole(self, name: str) -> bytes:
         """An object as it was written: nothing is deleted on the word of one that can't be read."""
         data = await self._store.read(name)
-        damage = [] if data is not None else ["is missing"]
+        damage: list[str] = []
         for _ in decode(data or b"", damage.append):
             pass
         if data is None or damage:
+            damage = damage if data is not None else ["is missing"]
             raise StorageError(f"the journal is damaged: {self._store.address(name)} {damage[0]}")
         return data
 
@@ -239,10 +252,10 @@ class Scan:
 
     async def read(self, store: AsyncStore) -> None:
         self.listed = _names(await store.list())
-        numbers = sorted((int(name) for name in self.listed if name.isdigit()), reverse=True)
+        numbers = sorted(numbers_in(self.listed), reverse=True)
         # An archive is made of all that came before its number: also where nothing of it is left.
         self.next = max([max(numbers, default=0) + 1, *_archived(self.listed)])
-        found: dict[int, bytes] = {}
+        found: dict[int, bytes | None] = {}
         snapshot: Snapshot | None = None
         above = self.next
         # From the end: whatever an archive holds may still be there as numbered objects, too.
@@ -252,25 +265,42 @@ class Scan:
             self._check_gap(store, max(number + 1, self.first), above)
             above = number
             data = found[number] = await self._read(store, key_of(number))
-            if snapshot is None and (snapshot := _last_snapshot(data)) is not None:
+            if snapshot is None and (snapshot := _last_snapshot(data or b"")) is not None:
                 self.first = snapshot.upto or number
+        if snapshot is None and above > self.first:
+            snapshot = await self._without_snapshot(store)
+            above = min((number for number in numbers if number >= self.first), default=self.next)
         self._check_gap(store, self.first, above)
         self.archives = [*snapshot.archives] if snapshot is not None else []
-        archived = [(name, await self._read(store, name)) for name in self.archives]
-        self._objects = [*archived, *((key_of(number), found[number]) for number in sorted(found))]
+        objects = [(name, await self._read(store, name)) for name in self.archives]
+        objects += [(key_of(number), found[number]) for number in sorted(found) if number >= self.first]
+        self._objects = [(name, data) for name, data in objects if data is not None]
         for name, data in self._objects:
             for _ in decode(data, lambda damage, name=name: self._damaged(store, name, damage)):  # type: ignore[misc]
                 pass
+
+    async def _without_snapshot(self, store: AsyncStore) -> Snapshot | None:
+        """What names the archives is lost. Those that are there still hold all that came before the number of
+        the last. One that was put into a later one had only not been deleted yet.
+        """
+        archives = sorted(name for name in self.listed if _ARCHIVED.fullmatch(name))
+        if not archives:
+            return None
+        self.first = max(_archived(archives))
+        self._damaged(store, archives[-1], "is named by no record that can be read")
+        read = [await store.read(name) or b"" for name in archives]
+        kept = [name for at, name in enumerate(archives) if not any(read[at] in it for it in read[at + 1 :])]
+        return Snapshot(kept, self.first)
 
     def has_only_grown(self, names: Sequence[str]) -> bool:
         """Whether this list of names goes on from ours. What comes and goes while a folder is listed may be
         missing from a list, although at every instant something is there.
         """
-        newer = {name for name in names if name.isdigit()} - {*self.listed}
+        newer = {*numbers_in(names)} - {*numbers_in(self.listed)}
         archived = max(_archived(names), default=0)
         return (
             {*self.listed} <= {*names}
-            and newer == {key_of(number) for number in range(self.next, self.next + len(newer))}
+            and newer == {*range(self.next, self.next + len(newer))}
             and archived <= self.next + len(newer)
         )
 
@@ -279,11 +309,11 @@ class Scan:
             rest = f" to {key_of(above - 1)}" if above - first > 1 else ""
             self._damaged(store, key_of(first) + rest, "is missing")
 
-    async def _read(self, store: AsyncStore, name: str) -> bytes:
+    async def _read(self, store: AsyncStore, name: str) -> bytes | None:
         data = await store.read(name)
         if data is None:
             self._damaged(store, name, "is missing")
-        return data or b""
+        return data
 
     def _damaged(self, store: AsyncStore, name: str, damage: str) -> None:
         self.damage.append(f"{store.address()}/{name} {damage}")
@@ -310,7 +340,7 @@ def _names(files: Sequence[FileRecord]) -> tuple[str, ...]:
 
 def _archived(names: Sequence[str]) -> list[int]:
     """The numbers at which archives were made."""
-    return [int(name.split("-")[1]) for name in names if name.startswith(_ARCHIVE)]
+    return [int(found[1]) for name in names if (found := _ARCHIVED.fullmatch(name))]
 
 
 def _last_snapshot(data: bytes) -> Snapshot | None:

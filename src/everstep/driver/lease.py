@@ -33,6 +33,13 @@ class Lease:
     damage: list[str]
     """What of the journal is missing or can't be read."""
 
+    async def mend(self, say: Callable[[str], None]) -> None:
+        """A damaged journal gets a new beginning, of what can still be read."""
+        for damage in self.damage:
+            say(f"the journal is damaged: {damage}. What else is in storage is kept")
+        if self.damage:
+            await self.journal.start_anew(self.history.as_records())
+
 
 async def take(
     run: AsyncStore,
@@ -71,7 +78,7 @@ async def take(
 
 
 async def _is_passed(log: AsyncStore, key: str) -> bool:
-    return any(file.path.isdigit() for file in await log.list(after=key))
+    return bool(journal.numbers_in(file.path for file in await log.list(after=key)))
 
 
 def is_dead(owner: Owner) -> bool:

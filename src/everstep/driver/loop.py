@@ -137,7 +137,7 @@ class Driver:
 
     async def _open(self) -> None:
         history = self._lease.history
-        await self._report_damage()
+        await self._lease.mend(self._observer.say)
         repair = Repair(self._run, history, self._deletions, self._write, self._observer.say, self._clock)
         await repair.adopt_manifests()
         left = await self._take_over()
@@ -160,26 +160,21 @@ class Driver:
             for host, message in left.messages():
                 self.on_message(host, message)
 
-    async def _report_damage(self) -> None:
-        """A damaged journal gets a new beginning, of what can still be read."""
-        for damage in self._lease.damage:
-            self._observer.say(f"the journal is damaged: {damage}. What else is in storage is kept")
-        if self._lease.damage:
-            await self._lease.journal.start_anew(self._lease.history.as_records())
-
     async def _close(self) -> None:
         # A driver that was replaced changes nothing on its way out: hosts, journal and registry are another's
         # now.
-        if not self.outcome.is_fenced:
-            self.workers.rows.flush()
-            self._write(self._closing())
-            await self._record_the_end()
-        fenced = self.outcome.is_fenced
-        for task in [*self._tasks]:
-            task.cancel()
-        if not fenced:
-            self._registry.forget(self._job.name)
-        await self._engine.close(keep_hosts=fenced)
+        try:
+            if not self.outcome.is_fenced:
+                self.workers.rows.flush()
+                self._write(self._closing())
+                await self._record_the_end()
+        finally:  # whatever goes wrong before: nothing is left running
+            fenced = self.outcome.is_fenced
+            for task in [*self._tasks]:
+                task.cancel()
+            if not fenced:
+                self._registry.forget(self._job.name)
+            await self._engine.close(keep_hosts=fenced)
 
     async def _record_the_end(self) -> None:
         try:

@@ -180,6 +180,8 @@ def decode(data: bytes, damaged: Callable[[str], None] = lambda damage: None) ->
     """The records of an object. ``damaged`` is called for what can't be read; what follows it is read where
     possible.
     """
+    if not data:
+        damaged("is empty")
     at = 0
     while at < len(data):
         if at + _HEAD.size > len(data):
@@ -189,6 +191,9 @@ def decode(data: bytes, damaged: Callable[[str], None] = lambda damage: None) ->
         body = data[at + _HEAD.size : at + _HEAD.size + length]
         if len(body) < length:
             damaged(f"ends in the middle of a record, at byte {at}")
+            return
+        if not length:  # zeros, of which the checksum is right
+            damaged(f"has no record at byte {at}")
             return
         if zlib.crc32(body) != checksum:
             damaged(f"has a record with a wrong checksum, at byte {at}")

@@ -53,16 +53,18 @@ class Repair:
         unfinished = await self._finish(folders)
         self._add_rows()
         await self._find_restorable()
-        for folder in unfinished if journal_is_whole else ():
-            if await checkpoints.make_void(self._run, folder):
-                self._write(records.Deleted(self._clock.now(), folder))
+        garbage = {*unfinished} if journal_is_whole else set()
         for folder in folders:
-            if folder in self._history.deleted:
-                await self._remove(folder)
+            if folder in garbage or folder in self._history.deleted:
+                await self._clear_away(folder)
 
-    async def _remove(self, folder: str) -> None:
+    async def _clear_away(self, folder: str) -> None:
         """One that can't be removed holds nobody up."""
         try:
+            if folder not in self._history.deleted:
+                if not await checkpoints.make_void(self._run, folder):
+                    return
+                self._write(records.Deleted(self._clock.now(), folder))
             await self._deletions.remove(folder)
         except StorageError as error:
             self._say(f"{folder} is no longer needed, and can't be removed: {error}")
@@ -76,7 +78,7 @@ class Repair:
         folders = await checkpoints.list_folders(self._run)
         history = self._history
         # No number of an attempt is used twice, also if the record of its start is lost.
-        history.last_epoch = max([history.last_epoch, *map(checkpoints.epoch_of, folders)])
+        history.last_epoch = max(history.last_epoch, await checkpoints.last_epoch(self._run, folders))
         found: list[tuple[str, Manifest]] = []
         for folder in self._unknown(folders):
             try:
@@ -100,7 +102,7 @@ class Repair:
         they saved still can. Returns the folders that aren't whole.
         """
         unfinished: list[str] = []
-        found: list[tuple[str, Manifest]] = []
+        whole: list[tuple[str, list[checkpoints.PartRecord]]] = []
         for folder in self._unknown(folders):
             try:
                 parts = await checkpoints.whole_by_parts(self._run, folder)
@@ -110,20 +112,23 @@ class Repair:
                 self._leave_alone(folder, error)
                 continue
             if parts and self._is_newer(parts[0]):  # of older ones, nobody has said that they count
-                ref = CheckpointRef(
-                    folder, parts[0].epoch, parts[0].index, parts[0].group, parts[0].generation
-                )
-                encoded = [msgspec.json.encode(part) for part in parts]
-                try:
-                    found.append((folder, await checkpoints.commit(self._run, ref, encoded)))
-                except (checkpoints.CommittedOtherwiseError, ConflictingFilesError):
-                    # Somebody has made it void, and could not record that; or it can't be one.
-                    unfinished.append(folder)
+                whole.append((folder, parts))
             else:
                 unfinished.append(folder)
-        for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
-            self._record(folder, manifest)
+        for folder, parts in sorted(whole, key=lambda entry: (entry[1][0].epoch, entry[1][0].index)):
+            try:
+                self._record(folder, await self._commit(folder, parts))
+            except (checkpoints.CommittedOtherwiseError, ConflictingFilesError):
+                # Somebody has made it void, and could not record that; or it can't be one.
+                unfinished.append(folder)
         return unfinished
+
+    async def _commit(self, folder: str, parts: list[checkpoints.PartRecord]) -> Manifest:
+        """As the last of those that are known."""
+        order = 1 + max((kept.ref.order for kept in self._history.checkpoints.values()), default=0)
+        first = parts[0]
+        ref = CheckpointRef(folder, first.epoch, first.index, first.group, first.generation, order)
+        return await checkpoints.commit(self._run, ref, [msgspec.json.encode(part) for part in parts])
 
     def _leave_alone(self, folder: str, error: StorageError) -> None:
         """Neither used nor removed. Raises what says nothing about this folder."""

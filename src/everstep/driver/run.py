@@ -171,7 +171,7 @@ def run_training(spec: RunSpec) -> Result:
         # reproducible.
         random.getrandbits(62),
         fingerprint,
-        leave_marker(run),
+        leave_marker(run, lease.number),
         this_script(),
     )
     context = TrainRunContext(

@@ -77,7 +77,8 @@ async def _discard_what_fails(self: Commits, command: c.CommitCheckpoint, metric
 async def _adopt_none(self: Repair) -> list[str]:
     """Only parts tell what is whole, and rank 0 alone has saved one."""
     folders = await checkpoints.list_folders(self._run)
-    self._history.last_epoch = max([self._history.last_epoch, *map(checkpoints.epoch_of, folders)])
+    last_epoch = await checkpoints.last_epoch(self._run, folders)
+    self._history.last_epoch = max(self._history.last_epoch, last_epoch)
     return folders
 
 

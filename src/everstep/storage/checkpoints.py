@@ -42,6 +42,8 @@ RESERVED = ("journal", "logs", "requests")
 """Folders of a run that hold something else than checkpoints."""
 
 _OURS = re.compile(r"checkpoint_\d{4,}_\d{6,}(_g\d{3,}\.\d{3,})?")
+_REPORT = re.compile(r"\.e(?P<epoch>\d+)")
+"""What a report that claims a name is noted as."""
 _SUFFIX = re.compile(r"(?P<name>.+)\.e\d+(g\d+\.\d+)?(\.\d+)?")
 
 
@@ -352,9 +354,10 @@ Format = TypeVar("Format", PartRecord, Manifest)
 def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Format:
     try:
         record = msgspec.json.decode(data, type=kind)
+        unchanged = _seal_holds(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpointError(checkpoint, file, f"can't be read: {error}") from error
-    if not _seal_holds(data):
+    if not unchanged:
         raise DamagedCheckpointError(checkpoint, file, "was changed after it was written")
     if record.format > FORMAT:
         raise NewerFormatError(
@@ -394,6 +397,10 @@ async def list_folders(run: AsyncStore) -> list[str]:
     return [folder for folder in await run.folders() if is_checkpoint(folder)]
 
 
-def epoch_of(folder: str) -> int:
-    """The attempt that a folder with a name of ours is of; 0 for others."""
-    return int(folder.split("_")[1]) if _OURS.fullmatch(folder) else 0
+async def last_epoch(run: AsyncStore, folders: Iterable[str]) -> int:
+    """The last attempt that has left something: folders with names of ours, or reports with names of the
+    user's. 0 if none has.
+    """
+    ours = [int(folder.split("_")[1]) for folder in folders if _OURS.fullmatch(folder)]
+    reports = [_REPORT.match(file.path.removeprefix(f"{NAMES}/")) for file in await run.list(NAMES)]
+    return max([0, *ours, *(int(report["epoch"]) for report in reports if report is not None)])

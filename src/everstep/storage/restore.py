@@ -5,8 +5,9 @@ that all worker processes of the host share, with each file's time stamps, so th
 at the files and not for reading them. Digests are compared for folders, too: it costs about the time that
 reading the files takes anyway, once, and a flipped bit is found in no other way.
 
-A remote checkpoint is downloaded into the same cache. Its names are never used twice, so a copy that is whole
-needs no look at the store.
+A remote checkpoint is downloaded into the same cache. A copy is named after its manifest, too, so one that is
+whole needs no more than a look at that. The address alone won't do: whoever removes a run and starts another
+of the same name has other checkpoints there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from everstep.checkpoint import METADATA_FILE
 from everstep.errors import DamagedCheckpointError, StorageError
 from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
 from everstep.storage.folder import Draft, FolderStore, compare, digest_of, files_below, make_private
-from everstep.storage.private import private_folder, shared_temporary
+from everstep.storage.private import no_room, private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
 WAIT_S = 3600.0
@@ -122,24 +123,30 @@ def fetch(checkpoint: Store, cache: Path) -> Path:
 def borrow(checkpoint: Store, cache: Path) -> Iterator[Path]:
     """``fetch``, with the copy staying for as long as the context lasts. Treat it as read-only."""
     entry = _Entry(checkpoint, cache)
-    make_private(cache)
-    with _lock(entry.using, fcntl.LOCK_SH):
-        with _lock(entry.filling, fcntl.LOCK_EX):
-            if entry.is_verified():
-                os.utime(entry.mark)
-            else:
-                manifest = _fill(checkpoint, entry.place)
-                entry.remember(manifest)
-        if not checkpoint.is_local:
-            _evict(cache, entry)
+    with ExitStack() as held:
+        try:
+            make_private(cache)
+            held.enter_context(_lock(entry.using, fcntl.LOCK_SH))
+            with _lock(entry.filling, fcntl.LOCK_EX):
+                if entry.is_verified():
+                    os.utime(entry.mark)
+                else:
+                    manifest = _fill(checkpoint, entry.place)
+                    entry.remember(manifest)
+            if not checkpoint.is_local:
+                _evict(cache, entry)
+        except OSError as error:
+            if not checkpoint.is_local:
+                raise no_room(cache, error, "XDG_CACHE_HOME") from error
+            verify(checkpoint)  # what is found can't be kept: each process looks for itself, then
         yield entry.place
 
 
-def copy_out(checkpoint: Store, target: Path) -> None:
-    """Copy a checkpoint's files into a folder of the user's, verified where there is a manifest. A remote one
-    is downloaded once a host, and copied from there.
+def copy_out(checkpoint: Store, target: Path, *, committed: bool = False) -> None:
+    """Copy a checkpoint's files into a folder of the user's, verified where there is a manifest. One that is
+    ``committed`` has one. A remote one is downloaded once a host, and copied from there.
     """
-    manifest = manifest_of(checkpoint)
+    manifest = _manifest(checkpoint) if committed else manifest_of(checkpoint)
     if manifest is None:
         files = list(checkpoint.list())
         if not files and not checkpoint.is_local:
@@ -254,7 +261,8 @@ class _Entry:
         self._address = checkpoint.address()
         run, _, folder = self._address.rpartition("/")
         self.run = hashlib.sha256(run.encode()).hexdigest()[:12]
-        name = f"{self.run}-{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
+        which = folder.encode() if checkpoint.is_local else folder.encode() + _written(checkpoint)
+        name = f"{self.run}-{hashlib.sha256(which).hexdigest()[:12]}"
         self.place = Path(self._address) if checkpoint.is_local else cache / name
         self.mark = cache / f"{name}.verified"
         self.filling = cache / f"{name}.filling"
@@ -281,6 +289,13 @@ class _Entry:
         with Draft(self.mark.parent, named=True) as draft:
             draft.write(memoryview(msgspec.json.encode(mark)))
             draft.replace(self.mark, durable=False)
+
+
+def _written(checkpoint: Store) -> bytes:
+    manifest = checkpoint.read(MANIFEST)
+    if manifest is None:
+        raise DamagedCheckpointError(checkpoint.address(), MANIFEST, "is missing")
+    return manifest
 
 
 def _look(place: Path, path: str) -> _Seen | None:

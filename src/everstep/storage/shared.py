@@ -17,10 +17,13 @@ _PATIENCE_S = 3.0
 """A network file system may be a moment late."""
 
 
-def leave_marker(run: Store) -> str:
-    """For the owner of a run, before hosts are asked to look. Earlier ones go."""
-    run.clear(FOLDER)
-    marker = f"{FOLDER}/{secrets.token_hex(8)}"
+def leave_marker(run: Store, lease: int) -> str:
+    """For the owner of a run, before hosts are asked to look. Those of earlier owners go, and no others: this
+    one may have been replaced meanwhile.
+    """
+    ours = f"{FOLDER}/{lease:010d}"
+    run.delete(file.path for file in run.list(FOLDER) if file.path < ours)
+    marker = f"{ours}-{secrets.token_hex(8)}"
     run.create(marker, b"")
     return marker
 
