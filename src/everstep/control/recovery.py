@@ -306,6 +306,7 @@ class Recovery:
         return restart
 
     def stop(self, restart: Restart, at: float) -> None:
+        restart.awaits.clear()
         self._run.stage(restart, Phase.STOPPING, at)
         self._stop_workers(restart, at)
 
@@ -351,7 +352,9 @@ class Recovery:
 
     def _check_stopped(self, restart: Restart, at: float) -> None:
         run = self._run
-        if restart not in run.restarts or restart.stage is not Phase.STOPPING or restart.stopping:
+        if restart not in run.restarts or restart.stage is not Phase.STOPPING:
+            return
+        if restart.stopping or restart.awaits:
             return
         run.do(c.CancelTimer(TimerName.KILL, restart.key))
         if not restart.full and restart.incident is not None:

@@ -41,7 +41,6 @@ TRANSITIONS: dict[tuple[Phase, Phase], str] = {
     (P.PLACING, P.WAITING): "what was planned is gone, too little is left",
     (P.PLACING, P.BACKOFF): "a reservation or a host's preparation failed",
     (P.PLACING, P.STARTING): "every host is reserved and ready",
-    (P.STARTING, P.SETTLING): "a failure before all were ready: its cause, or a report, is waited for",
     (P.STARTING, P.STOPPING): "a worker failed before all were ready",
     (P.STARTING, P.RUNNING): "every worker is ready",
     (P.RUNNING, P.ENDING): "every rank returned, or the user stops",
