@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
+from everstep.testing.kube import ApiServer
 from kube.live import Namespace, operating
 from kube.test_slices import cluster
 from kube.world import group, template
@@ -68,7 +68,7 @@ def test_rays_own_provider_scales_slices_up_and_down(space: Namespace) -> None:
     cpus = {"num-cpus": "1"}
     head = {"template": template(), "rayStartParams": cpus}
     scaled = group(replicas=0, rayStartParams=cpus)
-    space.apply(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
+    space.create(cluster(scaled, enableInTreeAutoscaling=True, headGroupSpec=head))
     space.see(lambda: len(space.pods()) == 1, "the head")
     provider = Provider(space, "demo")
     try:
@@ -91,51 +91,3 @@ def test_rays_own_provider_scales_slices_up_and_down(space: Namespace) -> None:
         assert space.cluster()["spec"]["workerGroupSpecs"][0]["replicas"] == 1
     finally:
         provider.stop()
-
-
-@pytest.mark.timeout(900)
-def test_the_heads_sidecar_scales_real_ray_nodes(space: Namespace, short_folder: str) -> None:
-    see = space.see
-    scaled = ray_group("tpu", 0, 2, rayStartParams={"num-cpus": "1", "resources": '"{\\"chip\\": 1}"'})
-    with ProcessKubelet(space.server, namespace=space.name) as kubelet:
-        space.apply(
-            ray_cluster(
-                short_folder,
-                scaled,
-                enableInTreeAutoscaling=True,
-                autoscalerOptions={"idleTimeoutSeconds": 5},
-            )
-        )
-        see(lambda: space.condition("HeadPodReady").get("status") == "True", "the head")
-        [head] = space.pods()
-        assert [c["name"] for c in head["spec"]["containers"]] == ["ray", "autoscaler"]
-        assert head["spec"]["restartPolicy"] == "Never"
-        script = (
-            "import ray, sys\n"
-            "head = sys.argv[1].partition(':')[0]\n"
-            "ray.init(address=sys.argv[1], _node_ip_address=head, log_to_driver=False)\n"
-            "group = ray.util.placement_group([{'chip': 1}] * 2, strategy='STRICT_SPREAD')\n"
-            "ray.get(group.ready())\n"
-            "print('there', flush=True); sys.stdin.readline()\n"
-        )
-        port = space.cluster()["spec"]["headGroupSpec"]["rayStartParams"]["port"]
-        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "HOME": str(kubelet.logs)}
-        environment.pop("RAY_ADDRESS", None)
-        driver = subprocess.Popen(
-            [sys.executable, "-c", script, f"{head['status']['podIP']}:{port}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        try:
-            see(lambda: len(space.places()) == 2, "the autoscaler to ask for a slice")
-            assert driver.stdout is not None
-            assert driver.stdout.readline().strip() == "there"
-            assert driver.stdin is not None
-            driver.stdin.write("\n")
-            driver.stdin.close()
-            driver.wait(LIMIT_S)
-            see(lambda: not space.places(), "the slice to go when it is idle")
-            assert space.cluster()["spec"]["workerGroupSpecs"][0]["replicas"] == 0
-        finally:
-            driver.kill()
-            driver.wait()
-            driver.stdout.close() if driver.stdout else None

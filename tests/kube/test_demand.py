@@ -75,7 +75,7 @@ def world(folder: Path) -> int:
     return len(stepped) if worlds == {len(stepped)} else 0
 
 
-def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost(
+def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost_and_go_when_idle(
     server: ApiServer, tmp_path: Path, short_folder: str
 ) -> None:
     space = Namespace(server)
@@ -92,9 +92,18 @@ def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost(
         operating(server, tmp_path, "--namespace", space.name),
         ProcessKubelet(server, [f"node-{n}" for n in range(12)], space.name) as kubelet,
     ):
-        space.apply(ray_cluster(short_folder, others, tpus, enableInTreeAutoscaling=True))
+        space.create(
+            ray_cluster(
+                short_folder,
+                others,
+                tpus,
+                enableInTreeAutoscaling=True,
+                autoscalerOptions={"idleTimeoutSeconds": 10},
+            )
+        )
         see(lambda: space.condition("HeadPodReady").get("status") == "True", "the head")
         [head] = space.pods()
+        assert [c["name"] for c in head["spec"]["containers"]] == ["ray", "autoscaler"]
         port = space.cluster()["spec"]["headGroupSpec"]["rayStartParams"]["port"]
         with training(f"{head['status']['podIP']}:{port}", tmp_path, kubelet.logs, **wants) as driver:
             see(lambda: world(tmp_path) == 4, "training on two slices, where there were none")
@@ -107,6 +116,8 @@ def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost(
             assert not lost & space.uids()
             (tmp_path / "until").touch()
             assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]
+        see(lambda: not space.places(), "the slices to go when they are idle")
+        assert [g["replicas"] for g in space.cluster()["spec"]["workerGroupSpecs"]] == [0, 0]
 
 
 def test_hosts_with_an_accelerator_that_is_no_tpu_come_without_any_label(
@@ -122,7 +133,7 @@ def test_hosts_with_an_accelerator_that_is_no_tpu_come_without_any_label(
         operating(server, tmp_path, "--namespace", space.name),
         ProcessKubelet(server, namespace=space.name) as kubelet,
     ):
-        space.apply(ray_cluster(short_folder, gpus, enableInTreeAutoscaling=True))
+        space.create(ray_cluster(short_folder, gpus, enableInTreeAutoscaling=True))
         see(lambda: space.condition("HeadPodReady").get("status") == "True", "the head")
         [head] = space.pods()
         port = space.cluster()["spec"]["headGroupSpec"]["rayStartParams"]["port"]

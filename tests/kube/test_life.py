@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
-from kube.killer import Killer, QuickOperator, warm
+from kube.killer import Killer, QuickOperator, everstep, warm
 from kube.live import MERGE, Namespace, OperatorProcess, install, operating
 from kube.test_slices import cluster
 from kube.world import group, template
@@ -149,25 +146,20 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it
             second.stop()
 
 
-def everstep(*arguments: str, kubeconfig: Path | str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "everstep.cli.main",
-        "operator",
-        *arguments,
-        "--kubeconfig",
-        str(kubeconfig),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ})
-
-
 @pytest.fixture
 def account(space: Namespace, tmp_path: Path) -> Iterator[Path]:
     """The kubeconfig of an operator with no rights but those in the manifests."""
     server, home = space.server, f"{space.name}-home"
     made = everstep(
-        "manifests", "--image", "x", "--home", home, "-n", space.name, kubeconfig=server.kubeconfig
+        "manifests",
+        "--image",
+        "x",
+        "--home",
+        home,
+        "-n",
+        space.name,
+        kubeconfig=server.kubeconfig,
+        folder=tmp_path,
     )
     assert made.returncode == 0, made.stderr
     server.kubectl("apply", "-f", "-", stdin=made.stdout)
@@ -300,10 +292,10 @@ def kuberay(namespace: str, *arguments: str, replicas: int = 1) -> dict[str, Any
 def test_it_never_fights_kuberay(tmp_path: Path) -> None:
     with ApiServer() as server:
         # There is none: it says how to get one.
-        refused = everstep("run", kubeconfig=server.kubeconfig)
+        refused = everstep("run", kubeconfig=server.kubeconfig, folder=tmp_path)
         assert refused.returncode == 2
         assert "everstep operator manifests --crd-only | kubectl apply -f -" in refused.stderr
-        made = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig)
+        made = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig, folder=tmp_path)
         assert json.loads(made.stdout)["items"] == [custom_resource_definition()]
 
         # KubeRay's is there: it isn't written over unless that is said.
@@ -319,27 +311,29 @@ def test_it_never_fights_kuberay(tmp_path: Path) -> None:
         version["additionalPrinterColumns"] = []
         server.kubectl("apply", "-f", "-", stdin=json.dumps(foreign))
         server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
-        only = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig)
+        only = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig, folder=tmp_path)
         assert only.returncode == 1
         assert "KubeRay's" in only.stderr
         assert "--replace-crd" in only.stderr
-        some = everstep("manifests", "--image", "x", kubeconfig=server.kubeconfig)
+        some = everstep("manifests", "--image", "x", kubeconfig=server.kubeconfig, folder=tmp_path)
         kinds = [item["kind"] for item in json.loads(some.stdout)["items"]]
         assert "CustomResourceDefinition" not in kinds
         assert "Deployment" in kinds
-        forced = everstep("manifests", "--crd-only", "--replace-crd", kubeconfig=server.kubeconfig)
+        forced = everstep(
+            "manifests", "--crd-only", "--replace-crd", kubeconfig=server.kubeconfig, folder=tmp_path
+        )
         assert [i["kind"] for i in json.loads(forced.stdout)["items"]] == ["CustomResourceDefinition"]
 
         # KubeRay's operator is there: it watches everything, then something else, then nothing.
         space = Namespace(server)
         server.kubectl("apply", "-f", "-", stdin=json.dumps(kuberay("default")))
         for arguments in ((), ("--namespace", space.name)):
-            refused = everstep("run", *arguments, kubeconfig=server.kubeconfig)
+            refused = everstep("run", *arguments, kubeconfig=server.kubeconfig, folder=tmp_path)
             assert refused.returncode == 2
             assert "default/kuberay-operator" in refused.stderr
             assert "--replicas=0" in refused.stderr
         server.kubectl("apply", "-f", "-", stdin=json.dumps(kuberay("default", "--watch-namespace", "a,b")))
-        refused = everstep("run", "--namespace", "b", kubeconfig=server.kubeconfig)
+        refused = everstep("run", "--namespace", "b", kubeconfig=server.kubeconfig, folder=tmp_path)
         assert refused.returncode == 2
         with operating(server, tmp_path, "--namespace", space.name):
             space.create(cluster(group(replicas=1)))

@@ -24,6 +24,7 @@ class Row(msgspec.Struct, frozen=True):
 
 _S, _D, _I = Verdict.SAME, Verdict.DIFFERENT, Verdict.IGNORED
 _OURS = "ours"
+_SERVES = "only of RayServices, which aren't run"
 
 STATUS = (
     Row("state", _S, "ready, suspended, failed, or none yet"),
@@ -74,12 +75,15 @@ LABELS = (
     Row(names.REPLICA_NAME, _D, "also of replicas of one host"),
     Row(names.HOST_INDEX, _D, "also of replicas of one host"),
     Row(names.LEGACY_REPLICA, _D, "as GKE's webhook for TPUs writes it"),
+    Row("ray.io/serve", _I, _SERVES),
 )
 ANNOTATIONS = (
     Row(names.FT_ENABLED),
     Row(names.STORAGE_NAMESPACE),
     Row(names.HOSTS, _D, f"{_OURS}: how many hosts the replica was made with"),
     Row(names.TEMPLATE, _D, f"{_OURS}: which template it was made of"),
+    Row("ray.io/upgrade-strategy-recreate-hash", _I, f"`{names.TEMPLATE}` is in its place"),
+    Row("ray.io/kuberay-version", _I, "it isn't KubeRay's"),
 )
 ENVIRONMENT = (
     Row("FQ_RAY_IP"),
@@ -105,6 +109,9 @@ ENVIRONMENT = (
     Row("TPU_WORKER_ID", _D, "KubeRay leaves it to GKE's webhook"),
     Row("TPU_WORKER_HOSTNAMES", _D, "KubeRay leaves it to GKE's webhook"),
     Row("TPU_NAME", _D, "KubeRay leaves it to GKE's webhook"),
+    Row("RAY_timeout_ms_task_wait_for_death_info", _I, _SERVES),
+    Row("RAY_gcs_server_request_timeout_seconds", _I, _SERVES),
+    Row("RAY_SERVE_KV_TIMEOUT_S", _I, _SERVES),
 )
 PORTS = (
     Row("gcs-server", _D, "declared on the head's container, too, and moves with rayStartParams"),
@@ -129,12 +136,16 @@ SERVICES = (
     Row("<cluster>-headless", _S, "where a group has several hosts"),
     Row("<cluster>-serve-svc", _I, "RayServices aren't run"),
 )
+_REDIS_CLEANUP = ("CreatedRedisCleanupJob", "FailedToCreateRedisCleanupJob")
+_INGRESS = ("CreatedIngress", "FailedToCreateIngress", "CreatedRoute", "FailedToCreateRoute")
 EVENTS = (
     Row("ReplicaReplaced", _D, f"{_OURS}: a replica is replaced whole, and why"),
     Row("ReplicaDeleted", _D, f"{_OURS}: in place of KubeRay's DeletedWorkerPod, once a replica"),
     Row("HeadReplaced", _D, f"{_OURS}: in place of KubeRay's DeletedHeadPod"),
     Row("QuotaExceeded", _D, f"{_OURS}: in place of KubeRay's FailedToCreateWorkerPod"),
     Row("Refused", _D, f"{_OURS}: what the API server refused"),
+    Row("RedisNotCleaned", _D, f"{_OURS}: where a deleted cluster's state is left"),
+    Row("NotSupported", _D, f"{_OURS}: of RayJobs and RayServices, which nobody runs"),
     Row("CreatedHeadPod"),
     Row("CreatedWorkerPod", _D, "one for all Pods that a group gets at once, counted up"),
     Row("CreatedService"),
@@ -143,6 +154,32 @@ EVENTS = (
     Row("CreatedRoleBinding"),
     Row("CreatedSecret", _D, f"{_OURS}: the token of a cluster that wants one"),
     Row("InvalidRayClusterSpec"),
+    Row("InvalidRayClusterMetadata", _D, "InvalidRayClusterSpec names the name, too"),
+    Row("InvalidRayClusterStatus", _I, "what others write into the status is put right"),
+    Row("DeletedHeadPod", _D, "HeadReplaced says why"),
+    Row("DeletedWorkerPod", _D, "ReplicaDeleted and ReplicaReplaced say why"),
+    Row("DeletedPod", _D, "as DeletedWorkerPod"),
+    *(
+        Row(f"FailedTo{what}", _D, "Refused or QuotaExceeded, counted up")
+        for what in (
+            "CreateHeadPod",
+            "DeleteHeadPod",
+            "CreateWorkerPod",
+            "DeleteWorkerPod",
+            "DeleteWorkerPodCollection",
+            "DeletePod",
+            "DeletePodCollection",
+            "CreateService",
+            "UpdateService",
+            "CreateServiceAccount",
+            "CreateRole",
+            "CreateRoleBinding",
+        )
+    ),
+    Row("UpdatedService", _I, "the operator's log tells"),
+    Row("AutoscalerServiceAccountNotFound", _D, "Refused: the API server wants it, too"),
+    *(Row(what, _I, "what is in Redis stays there") for what in _REDIS_CLEANUP),
+    *(Row(what, _I, "no Ingress or Route is made") for what in _INGRESS),
 )
 ASKED = (
     Row(names.OVERWRITE_COMMAND, _S, "on a cluster or a template"),
