@@ -39,8 +39,9 @@ from everstep.driver.display import make_display
 from everstep.driver.here import Opening, run_beside, run_here
 from everstep.driver.history import History, log_folder, result_of
 from everstep.driver.job import Job
-from everstep.driver.lease import is_dead, take
+from everstep.driver.lease import Lease, is_dead, take
 from everstep.driver.loop import Driver
+from everstep.driver.observer import Observer
 from everstep.driver.registry import Registry
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
@@ -93,6 +94,104 @@ def run_training(spec: RunSpec) -> Result:
     launched = _launched(spec) if spec.scaling.num_workers == 0 else None
     if launched is not None and launched.member.rank > 0:
         return run_beside(spec, launched)
+    start = _prepared(spec)
+    display = make_display()
+    try:
+        lease = _in_a_loop(lambda: start.take(display.say))
+    except BaseException:
+        display.close()
+        raise
+    if isinstance(lease, History):
+        display.close()
+        if launched is not None:
+            launched.share(Opening(start.name, 0, None, finished=True).encoded())
+        return _finished_already(spec, start.name, start.run, lease, start.config)
+    if lease.before is not None and lease.before.fingerprint != start.fingerprint:
+        workers = (spec.scaling.min_workers, spec.scaling.max_workers)
+        changed = _changes(lease.before, start.config, workers)
+        display.say(f"changed since this run was last started: {changed}")
+    if start.here:
+        return run_here(spec, start.name, start.run, lease, display.say, launched)
+    return _drive(start, lease, display)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """All that is known before the run is taken."""
+
+    spec: RunSpec
+    name: str
+    run: Store
+    store: AsyncStore
+    engine: Engine
+    code: bytes
+    arguments: bytes
+    config: str
+    fingerprint: str
+    clock: MachineClock
+
+    @property
+    def here(self) -> bool:
+        """In this process."""
+        return self.spec.scaling.num_workers == 0
+
+    async def take(self, say: Callable[[str], None]) -> Lease | History:
+        """The run's lease; or its history, if it is over."""
+        return await take(
+            self.store, self._opened, self.clock, say, is_gone=self._is_gone, is_over=self._is_over
+        )
+
+    def _opened(self, lease: int) -> records.Opened:
+        spec = self.spec
+        return records.Opened(
+            records.FORMAT,
+            lease,
+            records.this_process(self.engine.whoami()),
+            self.clock.now(),
+            self.clock.wall(),
+            __version__,
+            self.name,
+            spec.scaling.min_workers,
+            spec.scaling.max_workers,
+            self.fingerprint,
+            self.config,
+            secrets.token_hex(8),
+            spec.run.lease_ttl_s,
+            spec.run.checkpoint_config.checkpoint_score_attribute,
+            spec.run.checkpoint_config.checkpoint_score_order,
+        )
+
+    def _is_over(self, history: History) -> bool:
+        return history.outcome == Outcome.FINISHED.value and self.spec.run.if_finished != "continue"
+
+    def _is_gone(self, owner: records.Owner) -> bool:
+        return is_dead(owner) or (bool(owner.engine) and self.engine.is_dead(owner.engine))
+
+    def job(self, lease: Lease) -> Job:
+        spec = self.spec
+        logs = log_folder(self.run)
+        make_private(logs)
+        return Job(
+            self.name,
+            self.run,
+            logs,
+            self.code,
+            self.arguments,
+            [*spec.backend.preload(), *payload.imports_of(spec.train_fn)],
+            spec.backend,
+            spec.scaling,
+            spec.run,
+            # From Python's own generator: random.seed(…) in the user's script makes the ranks' seeds
+            # reproducible.
+            random.getrandbits(62),
+            self.fingerprint,
+            leave_marker(self.run, lease.number),
+            this_script(),
+        )
+
+
+def _prepared(spec: RunSpec) -> _Start:
+    """Check and pickle what is handed over, before anything is started or written."""
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     here = spec.scaling.num_workers == 0
     engine = LocalEngine() if here else _engine(spec.engine)
@@ -101,84 +200,34 @@ def run_training(spec: RunSpec) -> Result:
     limits = Limits.of(spec.run.deadlines)
     run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
-    here = spec.scaling.num_workers == 0
-    engine = LocalEngine() if here else _engine(spec.engine)
-    datasets = {name: _handed_over(name, dataset, engine) for name, dataset in spec.datasets.items()}
+    datasets = {key: _handed_over(key, dataset, engine) for key, dataset in spec.datasets.items()}
     arguments = payload.pickle_arguments(spec.train_loop_config, datasets)
     if not here:
         payload.check_size(spec.train_fn, code, spec.train_loop_config, datasets, arguments)
         payload.check_working_folder(spec.run.worker_runtime_env)
     probe(run)
-    config = payload.config_digest(spec.train_loop_config)
-    display = make_display()
-    fingerprint = payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling)
-    clock = MachineClock()
-
-    def opened(lease: int) -> records.Opened:
-        return records.Opened(
-            records.FORMAT,
-            lease,
-            records.this_process(engine.whoami()),
-            clock.now(),
-            clock.wall(),
-            __version__,
-            name,
-            spec.scaling.min_workers,
-            spec.scaling.max_workers,
-            fingerprint,
-            config,
-            secrets.token_hex(8),
-            spec.run.lease_ttl_s,
-            spec.run.checkpoint_config.checkpoint_score_attribute,
-            spec.run.checkpoint_config.checkpoint_score_order,
-        )
-
-    def is_over(history: History) -> bool:
-        return history.outcome == Outcome.FINISHED.value and spec.run.if_finished != "continue"
-
-    def is_gone(owner: records.Owner) -> bool:
-        return is_dead(owner) or (bool(owner.engine) and engine.is_dead(owner.engine))
-
-    store: AsyncStore = ImmediateStore(run) if here else ThreadedStore(run, limits)
-    try:
-        lease = _in_a_loop(lambda: take(store, opened, clock, display.say, is_gone=is_gone, is_over=is_over))
-    except BaseException:
-        display.close()
-        raise
-    if isinstance(lease, History):
-        display.close()
-        if launched is not None:
-            launched.share(Opening(name, 0, None, finished=True).encoded())
-        return _finished_already(spec, name, run, lease, config)
-    if lease.before is not None and lease.before.fingerprint != fingerprint:
-        workers = (spec.scaling.min_workers, spec.scaling.max_workers)
-        display.say(f"changed since this run was last started: {_changes(lease.before, config, workers)}")
-    if here:
-        return run_here(spec, name, run, lease, display.say, launched)
-    logs = log_folder(run)
-    make_private(logs)
-    job = Job(
+    return _Start(
+        spec,
         name,
         run,
-        logs,
+        ImmediateStore(run) if here else ThreadedStore(run, limits),
+        engine,
         code,
         arguments,
-        [*spec.backend.preload(), *payload.imports_of(spec.train_fn)],
-        spec.backend,
-        spec.scaling,
-        spec.run,
-        # From Python's own generator: random.seed(…) in the user's script makes the ranks' seeds
-        # reproducible.
-        random.getrandbits(62),
-        fingerprint,
-        leave_marker(run, lease.number),
-        this_script(),
+        payload.config_digest(spec.train_loop_config),
+        payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling),
+        MachineClock(),
     )
+
+
+def _drive(start: _Start, lease: Lease, display: Observer) -> Result:
+    """With workers, to the end."""
+    spec, name, run = start.spec, start.name, start.run
     context = TrainRunContext(
         f"{name}-{lease.number}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
     )
     observer = Callbacks(display, spec.run.callbacks, context)
-    driver = Driver(job, store, engine, lease, observer, Registry(), clock)
+    driver = Driver(start.job(lease), start.store, start.engine, lease, observer, Registry(), start.clock)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
         stopped = _run_thread(thread, driver)
