@@ -43,7 +43,7 @@ class Datasets:
                 f"Trainer.datasets[{name!r}]",
             )
         source = self._given[name]
-        if isinstance(source, HandedOver):
+        if isinstance(source, DividedElsewhere):
             return source.for_this_worker()
         if name not in self._shards:
             self._shards[name] = self._opened(name, source)
@@ -77,7 +77,7 @@ NOWHERE: Mapping[str, Any] = {}
 """There is no checkpoint."""
 
 
-class HandedOver:
+class DividedElsewhere:
     """A data set that isn't Everstep's to divide: an engine's own. Its position isn't saved."""
 
     def for_this_worker(self) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 
-from everstep.datasets import HandedOver
+from everstep.datasets import DividedElsewhere
 
 
-class RayDataset(HandedOver):
+class RayDataset(DividedElsewhere):
     """Travels to the workers in the place of the data set."""
 
     def __init__(self, dataset: Any) -> None:
