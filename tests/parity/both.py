@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray turns loopback into the machine's address
 
 import importlib
 import itertools
@@ -389,7 +390,8 @@ def main(name: str, what: str, out: Path) -> None:
     if name == "ray":
         import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(num_cpus=2, _node_ip_address="127.0.0.1", **quiet)
     seen = rows(name, out) if what == "rows" else examples(name, out)
     (out / "seen.json").write_text(json.dumps(seen, indent=1, sort_keys=True, default=str))
 
