@@ -18,6 +18,14 @@ except NoApiServer as error:
     MISSING = str(error)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _warm() -> Iterator[None]:
+    from kube.quick import warm
+
+    with warm():
+        yield
+
+
 @pytest.fixture(scope="session")
 def programs() -> None:
     """For tests that start an API server of their own."""

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import ssl
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 
 import aiohttp
@@ -22,60 +17,6 @@ from aiohttp import web
 
 from everstep.testing.kube import ApiServer
 from processes import LIMIT_S
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["everstep.cli.operator", "everstep.kube.webhook", "everstep.kube.neighbours"]
-)
-
-
-def _everstep(arguments: list[str], out: str, errors: str) -> None:
-    from everstep.cli.operator import operator
-
-    for number, path in ((1, out), (2, errors)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    operator(arguments)
-
-
-def everstep(*arguments: str, kubeconfig: Path | str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """``everstep operator …``, as quick as an operator. What it said is in the folder, too."""
-    out, errors = (Path(tempfile.mkdtemp(dir=folder), name) for name in ("out", "errors"))
-    words = [*arguments, "--kubeconfig", str(kubeconfig)]
-    process = _CONTEXT.Process(target=_everstep, args=(words, str(out), str(errors)), daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    assert process.exitcode is not None, errors.read_text()
-    return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), errors.read_text())
-
-
-@contextlib.contextmanager
-def warm() -> Iterator[None]:
-    """The process that quick operators are forked from. It is there when this has returned."""
-    first = _CONTEXT.Process(target=os.getpid)
-    first.start()
-    first.join()
-    try:
-        yield
-    finally:
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-
-
-class QuickOperator:
-    """An operator that is there in no time: forked from a process that has imported all of it."""
-
-    def __init__(self, kubeconfig: Path, namespace: str, log: Path) -> None:
-        words = ["run", "-v", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
-        self.process = _CONTEXT.Process(target=_everstep, args=(words, str(log), str(log)), daemon=True)
-        self.process.start()
-
-    def stop(self) -> None:
-        if self.process.is_alive():
-            assert self.process.pid is not None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGTERM)
-        self.process.join(LIMIT_S)
-        assert self.process.exitcode is not None
 
 
 class Killer:

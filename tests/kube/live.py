@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
+from kube import quick
 from processes import LIMIT_S, wait_for
 
 MERGE = "application/merge-patch+json"
@@ -195,14 +194,21 @@ class OperatorProcess:
 
     def __init__(self, kubeconfig: Path | str, *arguments: str, log: Path) -> None:
         self.log = log
-        self._arguments = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "-v"]
-        self._arguments += ["--kubeconfig", str(kubeconfig), *arguments]
-        self.process: subprocess.Popen[bytes] | None = None
+        self._arguments = ["run", "-v", "--kubeconfig", str(kubeconfig), *arguments]
 
     def start(self) -> OperatorProcess:
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(self._arguments, stdout=out, stderr=out, env={**os.environ})
+        self.log.touch()
+        self._process = quick.start(self._arguments, self.log, self.log)
         return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")
@@ -216,16 +222,23 @@ class OperatorProcess:
                 f"{error}; it said:\n{self.log.read_text(errors='replace')[-3000:]}"
             ) from None
 
+    def signal(self, number: signal.Signals) -> None:
+        if self.is_alive:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+        self.signal(signal.SIGKILL)
+        self.wait()
 
     def stop(self) -> int:
-        assert self.process is not None
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=LIMIT_S)
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        self._process.join(LIMIT_S)
+        code = self._process.exitcode
+        assert code is not None, f"the operator is still there; it said:\n{self.log.read_text()[-3000:]}"
+        return code
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ import pytest
 
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
-from kube.killer import Killer, QuickOperator, everstep, warm
+from kube.killer import Killer
 from kube.live import MERGE, Namespace, OperatorProcess, install, operating
+from kube.quick import everstep
 from kube.test_slices import cluster
 from kube.world import group, template
-from processes import LIMIT_S
 
 WHOLE = [(i, h) for i in range(2) for h in range(2)]
 
@@ -25,12 +25,6 @@ WHOLE = [(i, h) for i in range(2) for h in range(2)]
 @pytest.fixture
 def space(server: ApiServer) -> Namespace:
     return Namespace(server)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
-    with warm():
-        yield
 
 
 @pytest.fixture
@@ -74,21 +68,21 @@ def test_killed_at_any_call_the_next_operator_gets_to_the_same_end(
         if not healing or call == 1:
             space.create(cluster(group("a", 2, 2), name=name))
         if healing and call == 1:
-            first = QuickOperator(space.server.kubeconfig, space.name, log)
+            first = OperatorProcess(space.server.kubeconfig, "--namespace", space.name, log=log).start()
             space.see(lambda: is_as_it_should_be(space, "demo"), "a cluster to break")
             first.stop()
         if healing:
             space.delete_pod(space.workers(index=call % 2)[0])
         killer.aim(call, answered)
-        victim = QuickOperator(killer.kubeconfig, space.name, log)
-        killer.at(victim.process.pid)
+        victim = OperatorProcess(killer.kubeconfig, "--namespace", space.name, log=log).start()
+        killer.at(victim.pid)
         done = partial(is_as_it_should_be, space, name)
         space.see(lambda: killer.killed.is_set() or done(), f"call {call}, or the end")  # noqa: B023
         if not killer.killed.is_set():
             victim.stop()
             break
-        victim.process.join(LIMIT_S)
-        heir = QuickOperator(space.server.kubeconfig, space.name, log)
+        victim.wait()
+        heir = OperatorProcess(space.server.kubeconfig, "--namespace", space.name, log=log).start()
         space.see(done, f"the end, after call {call}: {killer.calls[-1]}")
         heir.stop()
         if not healing:
@@ -122,17 +116,16 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it
 ) -> None:
     short = ("--namespace", space.name, "--lease-seconds", "10")
     with operating(space.server, tmp_path, *short) as first:
-        assert first.process is not None
         space.create(cluster(group(replicas=1)))
         space.see(lambda: len(space.workers()) == 4, "the first to work")
-        first.process.send_signal(signal.SIGSTOP)
+        first.signal(signal.SIGSTOP)
         second = OperatorProcess(space.server.kubeconfig, *short, log=tmp_path / "second.log").start()
         try:
             second.hear("holding the lease")
             space.delete_pod(space.workers()[0])
             space.see(lambda: len(space.workers()) == 4, "the second to work")
             kept = space.uids()
-            first.process.send_signal(signal.SIGCONT)
+            first.signal(signal.SIGCONT)
             first.hear("nothing more is written until it is back")
             first.hear("waiting for the lease")
             assert space.uids() == kept
@@ -142,7 +135,7 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it
             space.delete_pod(space.workers()[0])
             space.see(lambda: space.anew(4, gone), "the first to work again")
         finally:
-            first.process.send_signal(signal.SIGCONT)
+            first.signal(signal.SIGCONT)
             second.stop()
 
 

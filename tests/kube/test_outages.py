@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from everstep.testing.kube import ApiServer
-from kube.live import MERGE, Namespace, OperatorProcess, install, operating
+from kube.live import MERGE, Namespace, install, operating
 from kube.test_slices import cluster
 from kube.world import group
 from processes import wait_for
@@ -30,10 +30,6 @@ def own_server() -> Iterator[ApiServer]:
     with ApiServer() as server:
         install(server)
         yield server
-
-
-def is_alive(operator: OperatorProcess) -> bool:
-    return operator.process is not None and operator.process.poll() is None
 
 
 def is_whole(space: Namespace, replicas: int) -> bool:
@@ -68,7 +64,7 @@ def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
         with own_server.away():
             operator.hear("nothing more is written until it is back")
             outlast(away_s)
-        assert is_alive(operator)
+        assert operator.is_alive
         assert space.uids() == whole, "nothing leaves"
         gone = space.uids(index=1)
         space.say(space.workers(index=1)[0], phase="Failed")
@@ -85,7 +81,7 @@ def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
         gone = space.uids(index=0)
         space.say(space.workers(index=0)[0], phase="Failed")
         space.see(lambda: space.anew(4, gone), "a heal after it went on", kubelet=True)
-        assert is_alive(operator)
+        assert operator.is_alive
         assert is_whole(space, 2)
         # Each place was filled as often as it was made empty, and no oftener.
         made = Counter(
