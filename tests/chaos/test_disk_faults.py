@@ -136,6 +136,21 @@ def test_a_run_on_a_slow_disk_finishes(tmp_path: Path, phase: str) -> None:
     everything_is_whole(attacked.run)
 
 
+def test_sigterm_ends_a_driver_whose_last_checkpoint_finds_no_room_for_its_manifest(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    attacked = attack(tmp_path, disk, deadlines={"final_upload_s": 10 * LIMIT_S})
+    driver = attacked.start()
+    training(attacked, driver)
+    disk.is_now("full attacked.py")
+    wait_for(lambda: "can't be committed yet" in attacked.log(), "a commit that is tried again")
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(LIMIT_S) in (143, 1), attacked.log()[-2000:]
+    disk.is_now("")
+    newest = attacked.newest()
+    assert attacked.start().wait(LIMIT_S) == 0, attacked.log()[-2000:]
+    assert min(step for _, step in attacked.restored()[-2:]) >= newest
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("what", ["full", "slow 10000", pytest.param("broken", marks=pytest.mark.soak)])
 def test_sigterm_ends_a_driver_whatever_the_disk_does(tmp_path: Path, what: str) -> None:

@@ -181,6 +181,7 @@ def test_a_run_whose_folder_was_away_for_a_while_loses_nothing_that_is_in_it(tmp
     away = here.rename(tmp_path / "away")
     wait_for(lambda: attacked.log().count("was removed or replaced") == 1, "a word about it")
     wait_for(lambda: attacked.has_more_than(10), "new checkpoints")
+    wait_for(lambda: any((here / journal.FOLDER).glob("archive-*")), "a new beginning")
     here.rename(tmp_path / "meanwhile")
     away.rename(here)
     whole = {f for f in blocking.list_folders(attacked.run) if blocking.read_manifest(attacked.run, f)}

@@ -132,6 +132,17 @@ def committed_by_rank_0_alone(run: Store, folder: str = NEWEST, index: int = 6) 
     blocking.commit(run, folder, 1, index, [bring(run, folder, 0, index=index, ranks=4)])
 
 
+def test_a_checkpoint_that_is_gone_takes_no_place_of_one_that_is_there(run: Store) -> None:
+    """An old journal was put back, which lists what retention has removed since."""
+    history = History()
+    for index in (3, 6, 9):
+        commit(run, history, f"checkpoint_0001_{index:06d}", index)
+    for index in (3, 6):
+        blocking.discard(run, f"checkpoint_0001_{index:06d}")
+    assert sum("is gone" in line for line in tidy(run, history)) == 2
+    assert [kept.ref.index for kept in history.in_order()] == [9]
+
+
 def test_a_manifest_is_a_commit_whoever_else_saved_nothing(run: Store) -> None:
     history = History()
     commit(run, history, "checkpoint_0001_000003", 3)

@@ -441,11 +441,14 @@ class Driver:
             self._spawn(self._check_storage_at_the_end())
 
     async def _check_storage_at_the_end(self) -> None:
-        """Checkpoints that are under way are not waited for while storage is away."""
+        """Checkpoints that are under way are not waited for while storage is away, or full: it must take a
+        record.
+        """
         await asyncio.sleep(self._limits.stop_grace_s)
+        self._write(records.Renewed(self._clock.now()))
         try:
             async with asyncio.timeout(self._limits.storage_answer_s / 2):
-                await self._run.exists(self._job.marker)
+                await self._lease.journal.flush()
         except (TimeoutError, StorageError):
             self.emit(e.StorageLost(at=self._clock.now()))
 

@@ -79,6 +79,8 @@ class Repair:
         history = self._history
         # No number of an attempt is used twice, also if the record of its start is lost.
         history.last_epoch = max(history.last_epoch, await checkpoints.last_epoch(self._run, folders))
+        for folder in history.checkpoints.keys() - {*folders}:
+            await self._forget_if_gone(folder)
         found: list[tuple[str, Manifest]] = []
         for folder in self._unknown(folders):
             try:
@@ -91,6 +93,14 @@ class Repair:
         for folder, manifest in sorted(found, key=lambda entry: _place(entry[1])):
             self._record(folder, manifest)
         return folders
+
+    async def _forget_if_gone(self, folder: str) -> None:
+        """Somebody removed it, or put an old journal back. It must not take the place of one that is there
+        when retention counts.
+        """
+        if not await self._run.exists(f"{folder}/{checkpoints.MANIFEST}"):
+            self._say(f"checkpoint {folder} is gone, and nothing says why: it is left out")
+            self._history.forget(folder)
 
     def _unknown(self, folders: list[str]) -> list[str]:
         history = self._history

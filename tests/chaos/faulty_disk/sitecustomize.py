@@ -1,7 +1,8 @@
 """A disk that breaks as told. Every Python that has this folder on its PYTHONPATH imports this at its start.
 
 The file that EVERSTEP_TEST_DISK names says what is wrong with the disk now: ``full``, ``broken``, ``slow``
-and how many bytes it takes a second, or nothing. Only what Everstep writes to a folder of runs feels it.
+and how many bytes it takes a second, or nothing. Only what Everstep writes to a folder of runs feels it; of
+``full attacked.py``, only what the process of that script writes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def suffer(size: int) -> None:
     except FileNotFoundError:
         return
     match what:
-        case ["full"]:
+        case ["full", script] if not sys.argv[0].endswith(script):
+            pass
+        case ["full", *_]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         case ["broken"]:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
