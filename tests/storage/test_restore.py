@@ -128,13 +128,15 @@ def test_damage_after_the_first_look_is_seen_at_the_second(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seen_before", [False, True])
-def test_a_file_that_was_added_is_named(tmp_path: Path, seen_before: bool) -> None:
+def test_a_file_that_was_added_is_named_and_costs_nothing(
+    tmp_path: Path, seen_before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     if seen_before:
         restore.fetch(checkpoint, tmp_path / "cache")
     (tmp_path / "run" / "c" / "shard-of-another").write_bytes(b"w")
-    with pytest.raises(DamagedCheckpointError, match="shard-of-another was added"):
-        restore.fetch(checkpoint, tmp_path / "cache")
+    assert restore.fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
+    assert "shard-of-another was added after it was committed" in caplog.text
 
 
 def test_what_file_systems_and_tools_leave_in_a_folder_is_no_damage(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -31,6 +32,8 @@ from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
 from everstep.storage.folder import Draft, FolderStore, compare, digest_of, files_below, make_private
 from everstep.storage.private import no_room, private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
+
+logger = logging.getLogger("everstep")
 
 WAIT_S = 3600.0
 """How long a process waits for another one of its host that is downloading."""
@@ -59,7 +62,7 @@ def default_cache() -> Path:
 
 def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
     """Compare a checkpoint with its manifest. Raises ``DamagedCheckpointError``, which names the first file
-    that is missing, truncated, changed or added.
+    that is missing, truncated or changed. Files that were added are named in a warning.
 
     What Everstep didn't upload (``Manifest.external``) isn't compared.
     """
@@ -72,8 +75,11 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
         if found is None:
             raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
         compare(checkpoint.address(), expected, found)
-    for path in _visible(sizes) - {file.path for file in manifest.files}:
-        raise DamagedCheckpointError(checkpoint.address(), path, "was added to it after it was committed")
+    added = sorted(_visible(sizes) - {file.path for file in manifest.files})
+    if added:
+        # What was saved is all there: a lock file that a reader left is no reason to give it up.
+        named = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
+        logger.warning("checkpoint %s: %s was added after it was committed", checkpoint.address(), named)
 
     def look(expected: FileRecord) -> None:
         found = checkpoint.digest(expected.path)
