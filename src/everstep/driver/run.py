@@ -124,6 +124,8 @@ class _Start:
     run: Store
     store: AsyncStore
     engine: Engine
+    datasets: Mapping[str, Any]
+    """What travels to the workers. Kept until the run ends: who divides a data set for them lives that long."""
     code: bytes
     arguments: bytes
     config: str
@@ -212,6 +214,7 @@ def _prepared(spec: RunSpec) -> _Start:
         run,
         ImmediateStore(run) if here else ThreadedStore(run, limits),
         engine,
+        datasets,
         code,
         arguments,
         payload.config_digest(spec.train_loop_config),
