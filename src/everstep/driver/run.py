@@ -125,7 +125,7 @@ class _Start:
     store: AsyncStore
     engine: Engine
     datasets: Mapping[str, Any]
-    """What travels to the workers. Kept until the run ends: who divides a data set for them lives that long."""
+    """What travels to the workers. Kept to the end: who divides a data set for them lives that long."""
     code: bytes
     arguments: bytes
     config: str
