@@ -17,9 +17,10 @@ def see(config: dict[str, Any]) -> None:
     import everstep as train
 
     shard = train.get_dataset_shard("train")
-    for _ in range(2):
+    for turn in range(2):
         ids = [int(n) for batch in shard.iter_batches(batch_size=4) for n in batch["id"]]
-        note(config, ids=ids)
+        note(config, ids=ids, turn=turn)
+        train.collective.barrier()
     if train.get_context().get_epoch() == 1:
         raise RuntimeError("once more")
 
@@ -38,11 +39,11 @@ def test_workers_share_a_dataset_of_rays_and_after_a_failure_again(
         ),
     )  # fmt: skip
     run.wait()
-    seen = [(n["epoch"], n["rank"], n["ids"]) for n in notes_in(tmp_path)]
-    for epoch in (1, 2):
-        both = {rank: ids for e, rank, ids in seen if e == epoch}
-        assert sorted(both[0] + both[1]) == list(range(40))
-        assert len(both[0]) == len(both[1])
+    seen = {(n["epoch"], n["turn"], n["rank"]): n["ids"] for n in notes_in(tmp_path)}
+    for epoch, turn in ((1, 0), (1, 1), (2, 0), (2, 1)):
+        first, second = seen[epoch, turn, 0], seen[epoch, turn, 1]
+        assert sorted(first + second) == list(range(40))
+        assert len(first) == len(second)
 
 
 def test_without_ray_under_the_workers_it_is_refused_by_name(cluster: RayCluster, tmp_path: Path) -> None:
