@@ -163,14 +163,15 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
 
     until(lambda: workers()[0] > 10 and workers()[1] == 4, "training on both slices")
     say(f"step {workers()[0]} with 4 workers on 2 slices")
-    before = pods_of(server, 1)
+    first = pods_of(server, 0)
+    before = pods_of(server) - first
     victim = sorted(before)[0]
     say(f"kubectl delete {victim}")
     server.kubectl("delete", victim, "--wait=false")
     until(lambda: workers()[1] == 2, "training on the slice that is left")
     say(f"step {workers()[0]} with 2 workers: training goes on without slice 1   (SLICES {slices(server)})")
     until(lambda: slices(server) == "2/2", "the slice anew")
-    after = pods_of(server, 1)
+    after = pods_of(server) - first
     assert not before & after, "the slice was replaced whole"
     say(f"SLICES 2/2: slice 1 was replaced whole, {len(after)} new Pods")
     until(lambda: workers()[1] == 4, "training on both slices again")
@@ -182,7 +183,7 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
     server.kubectl("taint", "node", node, f"{TERMINATION}=soon:NoSchedule")
     until(lambda: workers()[1] == 2, "training on the slice that is left")
     until(lambda: workers()[1] == 4 and slices(server) == "2/2", "training on both slices again")
-    assert not after & pods_of(server, 1), "the slice left its nodes"
+    assert not after & pods_of(server), "the slice left its nodes"
     step = workers()[0]
     say(f"step {step} with 4 workers: slice 1 has moved")
     until(lambda: workers()[0] > step + 5, "some more steps")
@@ -195,8 +196,11 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
     say(f"steps {warned} to {since[-1]} were made once each: a machine with notice costs none")
 
 
-def pods_of(server: Any, index: int) -> set[str]:
-    label = f"ray.io/group={GROUP},ray.io/worker-group-replica-index={index}"
+def pods_of(server: Any, index: int | None = None) -> set[str]:
+    """The Pods of a replica, or of all. One that is replaced has its number again, or a new one."""
+    label = f"ray.io/group={GROUP}"
+    if index is not None:
+        label += f",ray.io/worker-group-replica-index={index}"
     return set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
 
 

@@ -131,8 +131,8 @@ def test_what_a_refused_argument_holds_is_not_in_the_message():
         def __repr__(self):
             return "a thousand rows"
 
-    with pytest.raises(RefusedError, match=r"Trainer\(datasets=…\) is refused") as caught:
-        Trainer(takes_nothing, datasets={"train": DataSet()})
+    with pytest.raises(RefusedError, match=r"Trainer\(metadata=…\) is refused") as caught:
+        Trainer(takes_nothing, metadata={"train": DataSet()})
     assert "a thousand rows" not in str(caught.value)
 
 

@@ -104,7 +104,7 @@ def test_what_breaks_beside_standing_troubles_is_healed_at_its_own_price(
     ):
         refuse_chips(space)
         space.create(cluster(group("tpu", size, HOSTS, maxReplicas=size), over_quota()))
-        space.see(lambda: len(replica(space, size - 1)) == HOSTS, "the last slice", timeout_s=900.0)
+        space.see(lambda: len(replica(space, size - 1)) == HOSTS, "the last slice")
 
         # A group is over its quota, one Pod fails and can't be deleted, a node flaps.
         [stuck, *_] = replica(space, 0)

@@ -58,8 +58,8 @@ def suffer(size: int) -> None:
     except FileNotFoundError:
         return
     match what:
-        case ["full", script] if not sys.argv[0].endswith(script):
-            pass
+        case ["full", script] if not any(word.endswith(script) for word in sys.orig_argv):
+            pass  # workers have the script's own sys.argv, and were started otherwise
         case ["full", *_]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         case ["broken"]:
