@@ -197,11 +197,14 @@ def follow(server: Any, driver: subprocess.Popen[bytes], folder: Path, say: Call
 
 
 def pods_of(server: Any, index: int | None = None) -> set[str]:
-    """The Pods of a replica, or of all. One that is replaced has its number again, or a new one."""
+    """The Pods of a replica, or of all, without those that are leaving. A replica that is replaced has its
+    number again, or a new one.
+    """
     label = f"ray.io/group={GROUP}"
     if index is not None:
         label += f",ray.io/worker-group-replica-index={index}"
-    return set(server.kubectl("get", "pods", "-l", label, "-o", "name").split())
+    found = json.loads(server.kubectl("get", "pods", "-l", label, "-o", "json"))["items"]
+    return {f"pod/{p['metadata']['name']}" for p in found if "deletionTimestamp" not in p["metadata"]}
 
 
 def slices(server: Any) -> str:
