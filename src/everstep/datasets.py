@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,11 +78,11 @@ NOWHERE: Mapping[str, Any] = {}
 """There is no checkpoint."""
 
 
-class DividedElsewhere:
+class DividedElsewhere(ABC):
     """A data set that isn't Everstep's to divide: an engine's own. Its position isn't saved."""
 
-    def for_this_worker(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def for_this_worker(self) -> Any: ...
 
 
 def agreed_places(found: Mapping[str, bytes]) -> Mapping[str, Any]:
