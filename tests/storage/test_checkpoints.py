@@ -57,6 +57,22 @@ def test_a_later_driver_can_commit_from_what_is_in_storage(store: Store, bring: 
     assert later == blocking.commit(store, "c", 1, 1, told)
 
 
+def test_a_checkpoint_whose_files_are_elsewhere_is_not_committed(store: Store, bring: Bring) -> None:
+    """A disk that was mounted over the run's folder, or a folder that was moved away, between a rank's upload
+    and the commit.
+    """
+    parts = [bring(0, a="one"), bring(1, b="two", c="three")]
+    store.delete(["c/c"])
+    with pytest.raises(DamagedCheckpointError, match="c is missing"):
+        blocking.commit(store, "c", 1, 1, parts)
+    assert blocking.read_manifest(store, "c") is None
+    store.replace("c/c", b"thr")
+    with pytest.raises(DamagedCheckpointError, match="c has 3 bytes, 5 were saved"):
+        blocking.commit(store, "c", 1, 1, parts)
+    store.replace("c/c", b"three")
+    assert blocking.commit(store, "c", 1, 1, parts).ranks == [0, 1]
+
+
 def test_a_file_that_two_ranks_bring_alike_is_one_file(store: Store, bring: Bring) -> None:
     parts = [bring(0, a="ours"), bring(1, a="ours")]
     manifest = blocking.commit(store, "c", 1, 1, parts)
@@ -219,6 +235,7 @@ MANIFEST_1 = {
 
 
 def test_parts_and_manifests_of_format_1_are_read(store: Store) -> None:
+    store.create("c/a", b"a")
     store.create("c/.parts/rank-00003.json", json.dumps(PART_1).encode())
     committed = blocking.commit(store, "c", 2, 7, blocking.read_parts(store, "c"))
     assert committed.ranks == [3]

@@ -75,7 +75,7 @@ class Housekeeping:
                 if await self._journal.flush():
                     wrote = self._clock.now()
             except JournalRemovedError as error:
-                self._say(f"{error}. What was saved there is gone; training goes on, and saves anew")
+                self._say(f"{error} What was saved there is gone; training goes on, and saves anew")
                 await self._start_anew(gone)
                 continue
             except StorageError as error:
@@ -106,6 +106,8 @@ class Housekeeping:
             if self._journal.is_long:
                 try:
                     await self._journal.compact()
+                except JournalRemovedError:
+                    pass  # the next record notices, says so and starts anew
                 except StorageError as error:
                     self._say(f"old records can't be put together: {error}; it is tried again later")
                     await asyncio.sleep(_COMPACT_AGAIN_S)

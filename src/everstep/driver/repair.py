@@ -131,6 +131,8 @@ class Repair:
             except (checkpoints.CommittedOtherwiseError, ConflictingFilesError):
                 # Somebody has made it void, and could not record that; or it can't be one.
                 unfinished.append(folder)
+            except DamagedCheckpointError as error:
+                self._leave_alone(folder, error)
         return unfinished
 
     async def _commit(self, folder: str, parts: list[checkpoints.PartRecord]) -> Manifest:

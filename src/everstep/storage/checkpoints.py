@@ -28,7 +28,7 @@ from everstep.control.events import CheckpointRef
 from everstep.control.reports import Part
 from everstep.errors import ConfigError, ConflictingFilesError, DamagedCheckpointError, StorageError
 from everstep.storage.asynchronous import AsyncStore
-from everstep.storage.folder import digest_of, files_below
+from everstep.storage.folder import compare, digest_of, files_below
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 
 MANIFEST = ".manifest.json"
@@ -259,7 +259,7 @@ async def commit(
     ``ConflictingFilesError`` and ``DamagedCheckpointError`` are final.
     """
     manifest = _manifest_from(run.address(ref.folder), ref, parts, metrics)
-    if await run.create(f"{ref.folder}/{MANIFEST}", msgspec.json.encode(manifest)):
+    if await run.call(lambda store: _create_manifest(store.child(ref.folder), manifest)):
         return manifest
     present = await read_manifest(run, ref.folder)
     if present is None:
@@ -267,6 +267,19 @@ async def commit(
     if present.identity != manifest.identity:
         raise CommittedOtherwiseError(f"checkpoint {ref.folder} was committed by somebody else")
     return present
+
+
+def _create_manifest(checkpoint: Store, manifest: Manifest) -> bool:
+    """Beside its files, in one step with looking for them: what a rank has brought may lie in a folder that
+    had this name before, and was moved away.
+    """
+    there = {file.path: file for file in checkpoint.list()}
+    if MANIFEST not in there and manifest.external is None:
+        for file in manifest.files:
+            if file.path not in there:
+                raise DamagedCheckpointError(checkpoint.address(), file.path, "is missing")
+            compare(checkpoint.address(), file, there[file.path])
+    return checkpoint.create(MANIFEST, msgspec.json.encode(manifest))
 
 
 def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes) -> Manifest:
