@@ -12,8 +12,17 @@ from types import TracebackType
 from processes import LIMIT_S
 
 _SCRIPT = """
-import logging, sys
+import logging, sys, threading
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from moto.s3.responses import S3Response
+
+# As S3 does it, and moto doesn't: of two that create one object at once, one is refused.
+one_by_one, put_object = threading.Lock(), S3Response.put_object
+def put_object_once(response):
+    with one_by_one:
+        return put_object(response)
+S3Response.put_object = put_object_once
+
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
