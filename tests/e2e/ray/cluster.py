@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from everstep import Deadlines, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
 from everstep.driver import journal, records
 from everstep.driver.housekeeping import stop_request
@@ -30,8 +32,10 @@ class RayCluster:
     def __init__(self) -> None:
         # A place of its own, with a short name: Ray's sockets lie deep in it.
         self.folder = tempfile.mkdtemp(prefix="er")
-        self._before = os.environ.get("RAY_TMPDIR")
-        os.environ["RAY_TMPDIR"] = self.folder
+        self._environment = pytest.MonkeyPatch()
+        self._environment.setenv("RAY_TMPDIR", self.folder)
+        # Several nodes share two cores here, and Ray takes over a second for an answer at times.
+        self._environment.setenv("EVERSTEP_HEARTBEAT_TIMEOUT_S", "10")
         import ray
         from ray.cluster_utils import Cluster
 
@@ -165,9 +169,7 @@ class RayCluster:
         if self._connected:
             self._ray.shutdown()
         self.cluster.shutdown()
-        os.environ.pop("RAY_TMPDIR")
-        if self._before is not None:
-            os.environ["RAY_TMPDIR"] = self._before
+        self._environment.undo()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

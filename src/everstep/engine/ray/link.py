@@ -93,12 +93,18 @@ class HostLink:
                 self._ears.heard(self, message)
 
     async def _feel_the_pulse(self, ask: Ask) -> None:
-        limits = ask.deadlines
-        while True:
-            asked = time.monotonic()
-            if await self._ask_for_a_beat() < limits.heartbeat_timeout_s:
+        """Ask at a steady pace, whether or not the last answer is in: on a busy machine Ray takes a second
+        for one, and that isn't silence.
+        """
+
+        async def ask_once() -> None:
+            if await self._ask_for_a_beat() < ask.deadlines.heartbeat_timeout_s:
                 self._ears.hearing.heard(self.host)
-            await asyncio.sleep(max(0.0, asked + limits.heartbeat_interval_s - time.monotonic()))
+
+        async with asyncio.TaskGroup() as questions:
+            while True:
+                questions.create_task(self._guard(ask_once))
+                await asyncio.sleep(ask.deadlines.heartbeat_interval_s)
 
     async def _ask_for_a_beat(self) -> float:
         """How long ago the agent last said that it lives."""
