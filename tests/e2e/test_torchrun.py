@@ -55,18 +55,49 @@ Path(f"rank-{os.environ['RANK']}.json").write_text(json.dumps(facts))
 """
 
 
+CONFLICT = """
+import tempfile
+from pathlib import Path
+
+import everstep as train
+from everstep.torch import TorchTrainer
+
+def train_loop():
+    rank = train.get_context().get_world_rank()
+    if rank:
+        train.collective.barrier()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model").write_text(f"of rank {rank}")
+        train.report({}, checkpoint=train.Checkpoint(folder))
+    if not rank:
+        train.collective.barrier()
+
+TorchTrainer(
+    train_loop,
+    scaling_config=train.ScalingConfig(num_workers=0),
+    run_config=train.RunConfig(storage_path="runs"),
+).fit()
+"""
+
+
 def torchrun(folder: Path, config: dict[str, Any], *more: str, restarts: int = 0) -> list[dict[str, Any]]:
-    (folder / "script.py").write_text(SCRIPT)
+    done = launched(folder, SCRIPT, json.dumps(config), *more, restarts=restarts)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def launched(
+    folder: Path, script: str, *arguments: str, restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
     launch = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "--local-addr=127.0.0.1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, "script.py", json.dumps(config), *more],
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *launch, "script.py", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def test_processes_of_torchrun_are_one_group_with_one_run(tmp_path: Path) -> None:
@@ -91,6 +122,16 @@ def test_torchrun_restarts_the_group_and_it_goes_on_from_the_newest_checkpoint(t
     leader, other = torchrun(tmp_path, {"steps": 6, "fail_at": 4}, "named", restarts=1)
     assert (leader["start"], other["start"]) == (4, 4)
     assert leader["metrics"] == {"step": 6, "rank": 0}
+
+
+def test_a_checkpoint_that_can_not_be_committed_once_another_rank_has_reported_ends_the_run(
+    tmp_path: Path,
+) -> None:
+    done = launched(tmp_path, CONFLICT)
+    assert done.returncode != 0
+    assert "ranks 0 and 1" in done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert everstep.Result.from_path(str(run)).checkpoint is None
 
 
 def test_a_trainer_that_has_no_group_of_processes_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ class HereLink:
         self._group = group
         self.epoch = 0
         self._heard_of = threading.Condition()
+        self._failed: Exception | None = None
+        """What went wrong when another rank was heard. The function's thread raises it."""
         self._rows: dict[int, msgspec.Raw] = {}
         world = group.member.world_size if group is not None else 1
         self._book = ReportBook(frozenset(range(world)))
@@ -92,12 +94,22 @@ class HereLink:
 
     def _listen(self, rank: int) -> None:
         assert self._group is not None
-        for frame in self._group.told_by(rank):
-            if self._heard(rank, frame):
-                return
+        try:
+            for frame in self._group.told_by(rank):
+                if self._heard(rank, frame):
+                    return
+        except Exception as error:  # whatever is raised: it must not die with this thread
+            with self._heard_of:
+                self._failed = error
+                self._heard_of.notify_all()
 
     def send(self, frame: bytes) -> None:
+        self._raise_what_failed()
         self._heard(0, frame)
+
+    def _raise_what_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
 
     def _heard(self, rank: int, frame: bytes) -> bool:
         """Whether that was the last that this rank had to say."""
@@ -136,8 +148,9 @@ class HereLink:
         if what == "checkpoints":
             upto = msgspec.msgpack.decode(body, type=int)
             with self._heard_of:
-                if not self._heard_of.wait_for(lambda: self._has_dealt_with(upto), timeout_s):
+                if not self._heard_of.wait_for(lambda: self._failed or self._has_dealt_with(upto), timeout_s):
                     raise TimeoutError
+            self._raise_what_failed()
             return listing(all_kept(self._history, self._config), self._folder)
         return _agree(what, body, self._group) if self._group is not None else body
 
@@ -185,6 +198,7 @@ class HereLink:
         self.send(wire.frame(wire.Returned(None)))
         for thread in self._listeners:
             thread.join()
+        self._raise_what_failed()
 
     def close(self, closed: records.Closed) -> None:
         self.write(closed)
@@ -262,8 +276,7 @@ def run_here(
     link.listen()
     outcome, message, value = Outcome.FAILED, "", None
     try:
-        value = _train(spec, session, group)
-        link.finish()
+        value = _train(spec, session, link, group)
         outcome = Outcome.FINISHED
     except KeyboardInterrupt:
         outcome = Outcome.STOPPED
@@ -289,13 +302,14 @@ def run_beside(spec: RunSpec, group: LaunchedGroup) -> Result:
     session = sessions.Session(_worker(spec, run, opening, group), link)
     link.session = session
     link.listen()
-    value = _train(spec, session, group)
-    link.finish()
+    value = _train(spec, session, link, group)
     group.share(b"")  # rank 0 has closed the run
     return replace(result_of(run, read_history(run), spec.run.storage_options), return_value=value)
 
 
-def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None) -> Any:
+def _train(
+    spec: RunSpec, session: sessions.Session, link: HereLink | BesideLink, group: LaunchedGroup | None
+) -> Any:
     """What a worker does, in this process."""
     member = session.spec.member
     sessions.enter(session)
@@ -306,10 +320,9 @@ def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None
         session.hand_over(spec.datasets)
         value = spec.train_fn() if config is None else spec.train_fn(dict(config))
         session.finish()
+        link.finish()
         spec.backend.leave(member)
-    except (
-        Exception
-    ) as error:  # the user's function may raise anything; its cause stays attached for the debugger
+    except Exception as error:  # the function may raise anything; it stays attached, for the debugger
         failure = WorkerError(member.rank, "this process", f"raised {type(error).__name__}: {error}")
         why = "num_workers=0 runs once, without recovery"
         raise WorkerGroupError(why, {member.rank: failure}, member.rank) from error
