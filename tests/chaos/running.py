@@ -66,11 +66,10 @@ class Attacked:
 
     def newest(self) -> int:
         """The newest step that has a manifest, which is then whole."""
-        steps = [0]
-        for folder in blocking.list_folders(self.run):
+        for folder in sorted(blocking.list_folders(self.run), reverse=True):
             if blocking.read_manifest(self.run, folder) is not None:
-                steps.append(int(self.run.read(f"{folder}/step-0") or b"0"))
-        return max(steps)
+                return int(self.run.read(f"{folder}/step-0") or b"0")
+        return 0
 
     def has_more_than(self, step: int) -> bool:
         return self.newest() > step
