@@ -1,0 +1,68 @@
+"""The real Transformers: killed in the middle of a pass, and gone on with there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep import FailureConfig, Result, RunConfig, ScalingConfig
+from everstep.torch import TorchTrainer
+
+from .notes import first_step, trained_on
+
+SAMPLES = 48
+
+
+def fit(folder: Path, *, kill_at: int | None, ray: bool = False) -> Result:
+    from .tuned import fine_tune  # and not where tests are collected: it takes seconds
+
+    folder.mkdir()
+    (folder / "notes").mkdir()
+    return TorchTrainer(
+        fine_tune,
+        train_loop_config={
+            "output": str(folder / "output"),
+            "notes": str(folder / "notes"),
+            "kill_at": kill_at,
+            "ray": ray,
+        },
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            name="tuned", storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+
+
+@pytest.mark.parametrize("ray", [False, True], ids=["our names", "names of Ray Train"])
+def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happened(
+    tmp_path: Path, ray: bool
+) -> None:
+    fit(tmp_path / "whole", kill_at=None, ray=ray)
+    result = fit(tmp_path / "killed", kill_at=3, ray=ray)
+    assert result.metrics is not None
+    assert result.metrics["step"] == 12
+    whole = trained_on(tmp_path / "whole")
+    assert trained_on(tmp_path / "killed") == whole
+    seen = [number for _, numbers in whole.values() for number in numbers]
+    assert sorted(seen) == sorted([*range(SAMPLES)] * 2), "each sample once in each of two passes"
+    assert first_step(tmp_path / "killed", attempt=2) == 2, "saved last before the kill"
+
+
+def test_batches_of_ray_data_are_taken_as_they_come(tmp_path: Path) -> None:
+    from ray.data.iterator import _IterableFromIterator  # what iter_torch_batches() of Ray Data's gives
+    from transformers import Trainer, TrainingArguments
+
+    from everstep.huggingface.transformers import prepare_trainer
+
+    from .tuned import Words, small_model
+
+    batches = [{"input_ids": [1]}, {"input_ids": [2]}]
+    given = _IterableFromIterator(lambda: iter(batches))
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=2, use_cpu=True, report_to=[])
+    trainer = Trainer(model=small_model(), args=arguments, train_dataset=given, eval_dataset={"a": given})
+    trainer = prepare_trainer(trainer)
+    for _ in range(2):
+        assert list(trainer.get_train_dataloader()) == batches
+    assert list(trainer.get_eval_dataloader("a")) == batches
+    assert len(prepare_trainer(trainer).get_eval_dataloader(Words())) > 1, "others as ever"
