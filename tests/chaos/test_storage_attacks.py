@@ -115,7 +115,9 @@ def test_a_run_finishes_although_storage_was_away(
 ) -> None:
     with FaultyProxy(s3.port) as proxy:
         place = {"storage_path": f"s3://{s3.bucket()}/runs", "storage_options": s3.options(proxy.port)}
-        attacked = Attacked(tmp_path, place, steps=60, deadlines={"closing_s": 2 * away_s + 10.0})
+        # A start that gets no answer for longer than storage_s ends with that, and can be tried again.
+        limits = {"closing_s": 2 * away_s + 10.0, "storage_s": max(60.0, 2 * away_s)}
+        attacked = Attacked(tmp_path, place, steps=60, deadlines=limits)
         timer = Away(proxy, away_s)
         if when == "start":
             timer.begin()
