@@ -14,8 +14,17 @@ if TYPE_CHECKING:
     from everstep.config import RunConfig, ScalingConfig
 
 
-def launch(script: str, *, is_module: bool, scaling: ScalingConfig, run: RunConfig, engine: object) -> None:
+def launch(
+    script: str,
+    *,
+    is_module: bool,
+    framework: str,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    engine: object,
+) -> None:
     """Run it on workers, until it has ended in all of them."""
+    from everstep.backend.jax import JaxScriptBackend
     from everstep.backend.script import ScriptBackend
     from everstep.driver.run import RunSpec, run_training
 
@@ -25,7 +34,7 @@ def launch(script: str, *, is_module: bool, scaling: ScalingConfig, run: RunConf
             train_fn=ScriptRun(script, is_module=is_module),
             train_loop_config=None,
             datasets={},
-            backend=ScriptBackend(restarts),
+            backend=JaxScriptBackend() if framework == "jax" else ScriptBackend(restarts),
             scaling=scaling,
             run=run,
             engine=engine,

@@ -60,6 +60,28 @@ if __name__ == "__main__":
 """
 
 
+JAX = """
+import argparse, os, signal
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    asked = parser.parse_args()
+    jax.distributed.initialize("127.0.0.1:1", jax.process_count(), jax.process_index())
+    rank, again = jax.process_index(), int(os.environ["EVERSTEP_RESTART_COUNT"])
+    total = 0.0
+    for step in range(asked.steps):
+        total += float(multihost_utils.process_allgather(jnp.array([1.0 + rank])).sum())
+        if step == 2 and rank == 1 and not again:
+            os.kill(os.getpid(), signal.SIGKILL)
+    print(f"rank {rank} of {jax.process_count()}: {total}, restart {again}", flush=True)
+"""
+
+
 def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
@@ -144,3 +166,21 @@ def test_only_installed_packages_are_imported_ahead(tmp_path: Path, script: str)
     assert ScriptRun(script).imports() == ["torch", "torch.distributed", "torch.nn.parallel"]
     (tmp_path / "broken.py").write_text("import torch\nthis is no python")
     assert ScriptRun(str(tmp_path / "broken.py")).imports() == []
+
+
+def test_a_script_for_jax_finds_its_job_ready_and_survives(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(JAX)
+    done = everstep(
+        tmp_path,
+        "--framework",
+        "jax",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "train.py",
+        "--steps=5",
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} of 2: 15.0, restart 1" in done.stdout + done.stderr

@@ -207,6 +207,20 @@ class JaxBackend:
         return signal_number == signal.SIGABRT and _LAST_WORDS in log_tail
 
 
+class JaxScriptBackend(JaxBackend):
+    """``JaxBackend``, and a script that calls ``jax.distributed.initialize()`` is content with it."""
+
+    def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
+        super().join(member, endpoint, timeout_s)
+        import jax
+
+        jax.distributed.initialize = _is_initialized
+
+
+def _is_initialized(*_: Any, **__: Any) -> None:
+    """Wherever the script says that the processes meet: they have met already."""
+
+
 def _multislice_port() -> int:
     """Where slices reach each other: where the user says, so that firewalls can let it through."""
     given = os.environ.get(_MULTISLICE_PORT, "").strip() or str(_DEFAULT_MULTISLICE_PORT)

@@ -64,6 +64,13 @@ class _Refused(click.Option):
 )
 @click.option("--standalone", is_flag=True, help="As by default: on this machine.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")
+@click.option(
+    "--framework",
+    default="torch",
+    type=click.Choice(["torch", "jax"]),
+    show_default=True,
+    help="With `jax`, processes are one `jax.distributed` job when the script begins.",
+)
 @click.option("--engine", default="auto", type=click.Choice(["auto", "local", "ray"]), show_default=True)
 @click.option("--name", metavar="NAME", help="The run's name. The same name again resumes it.")
 @click.option(
@@ -78,6 +85,7 @@ def run(
     max_restarts: int,
     standalone: bool,
     module: bool,
+    framework: str,
     engine: str,
     name: str | None,
     storage_path: str | None,
@@ -87,7 +95,8 @@ def run(
 ) -> None:
     """Run a script on several workers, as torchrun does, and restart only what fails.
 
-    The script needs no change: it finds torchrun's variables, and runs as __main__ with its own arguments.
+    The script needs no change: it finds torchrun's variables (with --framework jax, jax.distributed ready),
+    and runs as __main__ with its own arguments.
     Workers are forked from a process that has imported what the script's import lines name.
     """
     from everstep.config import DEFAULT_STORAGE_PATH, FailureConfig, RunConfig, ScalingConfig
@@ -110,6 +119,7 @@ def run(
         launch(
             path,
             is_module=module,
+            framework=framework,
             scaling=ScalingConfig(num_workers=total),
             run=RunConfig(
                 name=name,
