@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,47 @@ def test_only_installed_packages_are_imported_ahead(tmp_path: Path, script: str)
     assert ScriptRun(script).imports() == ["torch", "torch.distributed", "torch.nn.parallel"]
     (tmp_path / "broken.py").write_text("import torch\nthis is no python")
     assert ScriptRun(str(tmp_path / "broken.py")).imports() == []
+
+
+REPORTING = """
+import os, signal, tempfile, time
+from pathlib import Path
+
+import everstep
+
+checkpoint, step = everstep.get_checkpoint(), 0
+if checkpoint is not None:
+    with checkpoint.as_directory() as folder:
+        step = int(Path(folder, "step").read_text())
+began = step
+while step < 6:
+    step += 1
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "step").write_text(str(step))
+        everstep.report({"step": step}, checkpoint=everstep.Checkpoint(folder))
+    if step == 3:
+        while not Path("driver").exists():
+            time.sleep(0.01)
+        everstep.get_all_reported_checkpoints()  # once all of them are committed
+        os.kill(int(Path("driver").read_text()), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+print(f"began at {began}, ended at {step}", flush=True)
+"""
+
+
+def test_the_same_name_again_resumes_a_run_whose_driver_has_died(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REPORTING)
+    command = [sys.executable, "-m", "everstep.cli.main", "run", "--max-restarts=1"]
+    command += ["--storage-path", "runs", "--name", "named"]
+    first = subprocess.Popen([*command, "train.py"], cwd=tmp_path)
+    (tmp_path / "pid").write_text(str(first.pid))
+    (tmp_path / "pid").rename(tmp_path / "driver")
+    assert first.wait(LIMIT_S) == -signal.SIGKILL
+    again = subprocess.run(
+        [*command, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert again.returncode == 0, again.stderr
+    assert "began at 3, ended at 6" in again.stdout + again.stderr
 
 
 def test_a_script_for_jax_finds_its_job_ready_and_survives(tmp_path: Path) -> None:
