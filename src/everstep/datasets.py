@@ -54,7 +54,7 @@ class Datasets:
         from everstep.data.group import rank_here
         from everstep.data.shard import DatasetShard
 
-        shard = DatasetShard(name, source, rank_here(None, None))
+        shard = DatasetShard(name, source, rank_here())
         places = self._places()
         if name in places:
             shard.load_state_dict(places[name])
