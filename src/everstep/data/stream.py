@@ -7,6 +7,7 @@ of it, by whom and on how many ranks doesn't move it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from everstep.data.arguments import seed_of, truth, whole_number
@@ -165,11 +166,9 @@ class Stream:
     def here(self) -> Rank:
         return self.given_rank or rank_here()
 
-    def plans(self, even: bool | None = None) -> Iterator[StepPlan]:
-        """What this rank's steps will be from the place on. Moves nothing."""
-        here, batching = self.here(), self.batching
-        if even is not None:
-            batching = Batching(batching.global_batch, batching.micro_batch, batching.drop_last, even)
+    def plans(self, **changes: Any) -> Iterator[StepPlan]:
+        """What this rank's steps will be from the place on, batched with changes. Moves nothing."""
+        here, batching = self.here(), replace(self.batching, **changes)
         warn_of_idle_ranks(here, micro_batches_in(batching.global_batch, batching.micro_batch))
         return self._feed.plans(self._place, here, batching)
 
