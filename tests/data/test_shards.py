@@ -365,3 +365,25 @@ def test_arrays_in_files_travel_as_their_paths(tmp_path):
     travelled = pickle.dumps(NumpyFiles(tmp_path / "a.npy"))
     assert len(travelled) < 1000
     assert pickle.loads(travelled)[199_999] == 199_999
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("even", [False, True])
+def test_lanes_have_one_order_through_resizes_over_every_number_of_ranks(files, lanes, even):
+    """Each attempt is broken off in the middle of a step, or after one, and goes on from all cursors."""
+    source = JsonlFiles(files).filter(odd).map(number)
+    options = {**BATCH, "epochs": None, "window": 4, "lanes": lanes, "even": even}
+    undisturbed = [seen_by((step,)) for step, _ in zip(Stream(source, **options), range(80), strict=False)]
+    seen: list[list[int]] = []
+    cursors: list[Any] = []
+    for world_size in [*range(1, 17), 3, 16, 1]:
+        group = streams(world_size, source, **options)
+        for stream in group:
+            if cursors:
+                stream.load_state_dict(cursors)
+        for steps, _ in zip(zip(*group, strict=True), range(4), strict=False):
+            seen.append(seen_by(steps))
+            cursors = json.loads(json.dumps([stream.state_dict() for stream in group]))
+        next(iter(next(iter(group[0]))))  # begun, and lost
+    assert len(seen) == 76
+    assert seen == undisturbed[:76]
