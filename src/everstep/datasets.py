@@ -54,7 +54,7 @@ class Datasets:
         from everstep.data.group import rank_here
         from everstep.data.shard import DatasetShard
 
-        shard = DatasetShard(name, source, rank_here(None, None))
+        shard = DatasetShard(name, source, rank_here())
         places = self._places()
         if name in places:
             shard.load_state_dict(places[name])
@@ -67,11 +67,28 @@ class Datasets:
             )
         return shard
 
-    def put_into(self, folder: Path) -> None:
-        """Save the places in a checkpoint that is about to be reported."""
-        if self._shards:
-            places = {name: shard.state_dict() for name, shard in self._shards.items()}
-            (folder / PLACE_FILE.format(rank=self._rank)).write_text(json.dumps(places))
+    def put_into(self, folder: Path, attempt: str, index: int) -> None:
+        """Save the places in a checkpoint that is about to be reported: that with this index of an attempt.
+
+        A script may report a folder again, or one that it has restored into. What is in it of other workers'
+        places is then of an earlier checkpoint, and goes.
+        """
+        if not self._shards:
+            return
+        for path in folder.iterdir():
+            if is_place_file(path.name) and _is_older(path, attempt, index):
+                path.unlink(missing_ok=True)
+        places = {name: shard.state_dict() for name, shard in self._shards.items()}
+        saved = {"attempt": attempt, "index": index, "places": places}
+        (folder / PLACE_FILE.format(rank=self._rank)).write_text(json.dumps(saved))
+
+
+def _is_older(path: Path, attempt: str, index: int) -> bool:
+    try:
+        saved = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):  # a rank that shares the folder removes or writes it just now
+        return False
+    return bool(saved.get("attempt") != attempt or saved["index"] < index)
 
 
 NOWHERE: Mapping[str, Any] = {}
@@ -86,19 +103,27 @@ class DividedElsewhere(ABC):
 
 
 def agreed_places(found: Mapping[str, bytes]) -> Mapping[str, Any]:
-    """The places in a checkpoint, by the files of its ranks. All ranks must have been at the same."""
-    places: dict[str, tuple[str, Any]] = {}
+    """The places in a checkpoint, by the files of its ranks: for each data set those that differ.
+
+    All ranks must have been at the same. Only of a stream with lanes, each rank has its own of them.
+    """
+    places: dict[str, list[Any]] = {}
+    told: dict[str, str] = {}
     for path, content in sorted(found.items()):
-        for name, place in json.loads(content).items():
-            before, known = places.setdefault(name, (path, place))
-            if known != place:
+        for name, place in json.loads(content)["places"].items():
+            known = places.setdefault(name, [])
+            first = told.setdefault(name, path)
+            if place in known:
+                continue
+            known.append(place)
+            if len(known) > 1 and not all("lanes" in each for each in known):
                 raise ConfigError(
-                    f"The checkpoint has two places of the data set {name!r}: {before} says {known}, {path} "
-                    f"says {place}.",
+                    f"The checkpoint has two places of the data set {name!r}: {first} says {known[0]}, "
+                    f"{path} says {place}.",
                     "Ranks must take equally many batches before they report a checkpoint together.",
                     f"Trainer.datasets[{name!r}]",
                 )
-    return {name: place for name, (_, place) in places.items()}
+    return places
 
 
 def is_place_file(path: str) -> bool:
@@ -127,6 +152,13 @@ def _check(name: str, source: Any) -> None:
     from everstep.data.stream import Stream
 
     if isinstance(source, Stream):
+        if source.given_rank is not None:
+            raise ConfigError(
+                f"Trainer.datasets[{name!r}] is a Stream with rank={source.given_rank.rank}: every worker "
+                "would get the samples of that rank.",
+                "Leave out rank=… and world_size=…: each worker has its own.",
+                f"Trainer.datasets[{name!r}]",
+            )
         return
     try:
         length_of(source)

@@ -171,7 +171,8 @@ class Session:
         if checkpoint is not None and os.path.isdir(checkpoint.path):
             if uploads:
                 check_source(Path(checkpoint.path), self._run, delete=delete_local)
-            self.datasets.put_into(Path(checkpoint.path))
+            attempt = f"{self.spec.run_folder} {self.spec.epoch}"
+            self.datasets.put_into(Path(checkpoint.path), attempt, self._index + 1)
         self._index += 1
         index = self._index
         restored, self._restored = self._restored, 0.0

@@ -113,6 +113,36 @@ def gradients_of_jax(rank: int, world_size: int, meeting: str) -> list[Any]:
     return found
 
 
+def refusals_of_jax(rank: int, world_size: int, meeting: str) -> list[str]:
+    """What is said of shardings over two processes that don't divide the samples between them."""
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(_coordinator(rank, meeting), world_size, rank)
+    import numpy
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from everstep.data import Stream
+    from everstep.errors import ConfigError
+
+    across = Mesh(jax.devices(), ("data",))
+    replicated = Mesh(numpy.array(jax.devices()).reshape(world_size, -1), ("model", "data"))
+    found = []
+    for sharding in (
+        NamedSharding(across, PartitionSpec()),
+        NamedSharding(replicated, PartitionSpec("data")),
+        NamedSharding(replicated, PartitionSpec("data", "model")),
+        NamedSharding(Mesh(jax.local_devices(), ("data",)), PartitionSpec("data")),
+    ):
+        stream = Stream(NUMBERS, **BATCH, rank=rank, world_size=world_size)
+        try:
+            next(iter(next(iter(stream.global_arrays(sharding)))))
+            found.append("taken")
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
 def _coordinator(rank: int, meeting: str) -> str:
     """An address on loopback that rank 0 chooses."""
     import socket

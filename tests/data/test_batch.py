@@ -66,8 +66,8 @@ def test_the_average_over_ranks_is_the_mean_over_the_step(world_size, even):
 
 @pytest.mark.parametrize("world_size", [1, 3, 5, 16])
 def test_the_last_smaller_step_is_a_mean_over_what_it_has(world_size):
-    *_, last = in_step(streams(world_size, 50, global_batch=12, micro_batch=5))
-    total = sum((micro.batch * micro.weights).sum() for step in last for micro in step) / world_size
+    for last in in_step(streams(world_size, 50, global_batch=12, micro_batch=5)):
+        total = sum((micro.batch * micro.weights).sum() for step in last for micro in step) / world_size
     assert last[0].samples == 2
     ids = all_ids(1, 50, global_batch=12, micro_batch=5)[-1]
     assert total == pytest.approx(sum(ids) / 2)
@@ -88,14 +88,14 @@ def test_passes_follow_each_other_without_a_gap():
 
 
 def test_a_rank_without_samples_gets_a_micro_batch_of_weight_0():
-    (step,) = Stream(4, global_batch=4, micro_batch=2, rank=2, world_size=3)
+    step = next(iter(Stream(4, global_batch=4, micro_batch=2, rank=2, world_size=3)))
     (micro,) = step
     assert (micro.ids, micro.scale, micro.weights, micro.last) == ([], 0.0, [0.0, 0.0], True)
     assert len(micro.batch) == 2
 
 
 def test_the_mean_of_a_padded_micro_batch_is_refused():
-    (step,) = Stream(3, global_batch=3, micro_batch=2, even=True)
+    step = next(iter(Stream(3, global_batch=3, micro_batch=2, even=True)))
     whole, padded = step
     assert whole.scale == pytest.approx(2 / 3)
     assert padded.weights == [pytest.approx(1 / 3), 0.0]
@@ -127,7 +127,7 @@ def test_gradients_are_averaged_at_the_last_micro_batch_only():
             return open("/dev/null")
 
     model = Model()
-    (step,) = Stream(6, global_batch=6, micro_batch=2)
+    step = next(iter(Stream(6, global_batch=6, micro_batch=2)))
     for micro in step:
         with step.accumulate(model, micro):
             assert model.entered == (2 if micro.last else model.entered)

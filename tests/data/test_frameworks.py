@@ -27,3 +27,15 @@ def test_jax_sums_global_arrays_to_the_mean_over_the_global_batch(world_size, de
         assert [samples for _, samples, _ in found] == [20] * 5
         micro_batches = 5 if world_size == 1 else 3
         assert [shapes for _, _, shapes in found] == [[[4 * world_size]] * micro_batches] * 5
+
+
+def test_a_sharding_that_gives_two_processes_the_same_samples_is_refused():
+    """Each would have its own samples in the same place of one array."""
+    pytest.importorskip("jax")
+    flags = "--xla_force_host_platform_device_count=2"
+    for found in run("refusals_of_jax", 2, XLA_FLAGS=flags, JAX_PLATFORMS="cpu"):
+        everywhere, model, second_axis, local = found
+        assert "holds 8 of 8 samples, expected 4" in everywhere
+        assert "holds 8 of 8 samples, expected 4" in model
+        assert "first axis" in second_axis
+        assert "holds 8 of 8 samples, expected 4" in local

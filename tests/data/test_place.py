@@ -165,3 +165,95 @@ def test_a_step_gives_its_micro_batches_once():
     list(step)
     with pytest.raises(DataError, match="already"):
         list(step)
+
+
+GOOD = stream().state_dict()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        5,
+        "abc",
+        [],
+        [[]],
+        {**GOOD, "of": 3},
+        {**GOOD, "sample": -3},
+        {**GOOD, "sample": "x"},
+        {**GOOD, "sample": None},
+        {**GOOD, "step": 1.5},
+        {**GOOD, "step": True},
+        {**GOOD, "lanes": 5},
+        {**GOOD, "lanes": [[0, [1]]]},
+        {**GOOD, "of": {**GOOD["of"], "length": 0}},
+    ],
+)
+def test_a_cursor_with_something_broken_in_it_is_refused_and_moves_nothing(state):
+    going = stream()
+    list(next(iter(going)))
+    with pytest.raises(ResumeRefusedError):
+        going.load_state_dict(state)
+    assert going.step == 1
+
+
+def test_a_cursor_that_was_saved_as_arrays_is_the_same():
+    """As a checkpointer for arrays gives numbers back."""
+    numpy = pytest.importorskip("numpy")
+    going = stream()
+    list(next(iter(going)))
+    saved = going.state_dict()
+    restored = {**saved, "step": numpy.asarray(saved["step"]), "sample": numpy.int64(saved["sample"])}
+    assert resumed(restored) == EXPECTED[1:]
+    other = stream()
+    other.load_state_dict(restored)
+    assert json.dumps(other.state_dict()) == json.dumps(saved)
+
+
+@pytest.mark.parametrize("loaded_by", ["the stream", "a loader"])
+def test_a_step_is_over_when_the_next_is_asked_for(loaded_by):
+    """Else a loader would hand out the next step's samples as this one's."""
+    pytest.importorskip("torch")
+    going = stream()
+    steps = iter(going if loaded_by == "the stream" else going.loader())
+    first, untouched = next(steps), next(steps)
+    with pytest.raises(DataError, match="Step 0 is over.*asked for"):
+        list(first)
+    begun = iter(untouched)
+    assert next(begun).ids == EXPECTED[1][:2]
+    last = next(steps)
+    with pytest.raises(DataError, match="Step 1 is over"):
+        next(begun)
+    assert ids_of((last,)) == EXPECTED[2]
+    untouched.finish()
+    assert resumed(going.state_dict()) == EXPECTED[3:], "the place doesn't go back"
+
+
+def test_a_place_can_be_saved_before_the_first_step_and_by_a_closed_loop():
+    assert resumed(stream().state_dict()) == EXPECTED
+    going = stream()
+    steps = iter(going)
+    list(next(steps))
+    next(iter(next(steps)))
+    steps.close()
+    assert resumed(going.state_dict()) == EXPECTED[1:]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_place_at_the_last_step_has_the_rest_and_no_more(drop_last):
+    undisturbed = all_ids(1, 20, **OPTIONS, drop_last=drop_last)
+    for done in range(len(undisturbed) + 1):
+        going = stream(drop_last=drop_last)
+        steps = iter(going)
+        for _ in range(done):
+            list(next(steps))
+        assert resumed(going.state_dict(), drop_last=drop_last) == undisturbed[done:]
+
+
+def test_a_batch_can_be_larger_than_the_source():
+    ids = all_ids(3, 2, global_batch=7, micro_batch=2, epochs=5)
+    assert [len(step) for step in ids] == [7, 3]
+    flat = [number for step in ids for number in step]
+    assert [sorted(flat[at : at + 2]) for at in range(0, 10, 2)] == [[0, 1]] * 5
+    assert all_ids(2, 1, global_batch=3, micro_batch=1) == [[0]]
+    assert all_ids(2, 1, global_batch=3, micro_batch=1, drop_last=True) == []

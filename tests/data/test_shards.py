@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,3 +254,136 @@ def test_files_that_arent_there_are_named(kind, tmp_path):
     assert caught.value.field == f"{kind.__name__}.paths"
     with pytest.raises(ConfigError, match="no files"):
         kind([])
+
+
+def flat(steps: Any) -> list[int]:
+    return [int(n) for step in steps for micro in step for n in list(micro.batch)[: len(micro.ids)]]
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_place_to_the_very_end_has_the_rest_and_no_more(files, window, drop_last):
+    """40 lines in steps of 6: the last one is smaller. More passes can be asked for at any of them."""
+    source = JsonlFiles(files).map(number)
+
+    def a_stream(epochs: int) -> Stream:
+        return Stream(source, **BATCH, epochs=epochs, window=window, drop_last=drop_last)
+
+    for epochs in (1, 2):
+        expected = flat(a_stream(epochs))
+        for done in range(8):
+            first = a_stream(1)
+            seen = flat(step for step, _ in zip(first, range(done), strict=False)) if done else []
+            second = a_stream(epochs)
+            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            assert seen + flat(second) == expected, f"after {done} steps, {epochs} passes"
+
+
+@pytest.mark.parametrize(
+    "change", [{"window": 2}, {"window": 50}, {"seed": 5}, {"shuffle": False}, {"global_batch": 8}]
+)
+@pytest.mark.parametrize("done", [1, 4])
+def test_another_order_that_was_asked_for_gives_whole_samples(files, change, done):
+    """Lines have different lengths, so that an offset in one file is no beginning of a line in another."""
+    source = JsonlFiles(files).map(number)
+    options = {**BATCH, "window": 7}
+    going = Stream(source, **options)
+    flat(step for step, _ in zip(going, range(done), strict=False))
+    changed = Stream(source, **{**options, **change}, accept_changes=list(change))
+    changed.load_state_dict(going.state_dict())
+    every = {shard * 100 + line for shard, count in enumerate(COUNTS) for line in range(count)}
+    later = flat(changed)
+    assert later
+    assert set(later) <= every
+    if change.keys() == {"global_batch"}:
+        again = Stream(source, **options)
+        again.load_state_dict(going.state_dict())
+        assert later == flat(again)
+
+
+def test_an_empty_shard_doesnt_end_a_run_with_lanes(tmp_path):
+    """Lanes get other shards in every pass, and some of them only the empty ones."""
+    for shard, count in enumerate([5, 0, 6, 0]):
+        (tmp_path / f"{shard}.jsonl").write_text("".join(f"{shard * 100 + line}\n" for line in range(count)))
+    source = JsonlFiles(tmp_path.glob("*.jsonl"))
+    options = {"global_batch": 4, "micro_batch": 2, "lanes": 2, "epochs": None}
+    together = zip(*streams(2, source, **options), strict=True)
+    seen = [seen_by(steps) for steps, _ in zip(together, range(60), strict=False)]
+    alone = [seen_by((step,)) for step, _ in zip(Stream(source, **options), range(60), strict=False)]
+    assert seen == alone
+    assert len({number for step in seen for number in step}) == 11
+
+
+def test_lanes_of_which_nothing_is_left_are_named(files):
+    source = JsonlFiles(files).filter(lambda sample: False)
+    with pytest.raises(DataError, match="no sample in"):
+        next(iter(Stream(source, lanes=2, epochs=None, **BATCH)))
+
+
+def test_a_shard_that_is_gone_is_named_at_its_turn_and_at_a_resume(files):
+    source = JsonlFiles(files).map(number)
+    stream = Stream(source, window=1, shuffle=False, name="lines", **BATCH)
+    steps = iter(stream)
+    list(next(steps))
+    list(next(steps))
+    files[2].unlink()
+    resumed = Stream(source, window=1, shuffle=False, name="lines", **BATCH)
+    resumed.load_state_dict(stream.state_dict())
+    with pytest.raises(DataError, match=r"Shard 2 can't be read.*FileNotFoundError.*2\.jsonl"):
+        list(resumed)
+    with pytest.raises(DataError, match=r"Shard 2 can't be read.*FileNotFoundError.*2\.jsonl"):
+        list(Stream(source, shuffle=False, name="lines", **BATCH))
+
+
+def test_a_broken_parquet_file_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1xx")
+    with pytest.raises(DataError, match=r"Shard 0 can't be read.*ArrowInvalid"):
+        list(Stream(ParquetFiles(tmp_path / "a.parquet"), **BATCH))
+
+
+def test_without_pyarrow_parquet_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="pip install pyarrow"):
+        ParquetFiles(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("change", ["map", "filter"])
+def test_a_function_that_raises_stop_iteration_doesnt_end_the_shard(files, change):
+    def broken(sample: dict[str, Any]) -> Any:
+        return next(iter([])) if sample["id"] == 203 else sample["id"]
+
+    source = getattr(JsonlFiles(files), change)(broken)
+    with pytest.raises(DataError, match="broken raised StopIteration"):
+        list(Stream(source, **BATCH))
+
+
+def test_arrays_in_files_travel_as_their_paths(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    numpy.save(tmp_path / "a.npy", numpy.arange(200_000))
+    travelled = pickle.dumps(NumpyFiles(tmp_path / "a.npy"))
+    assert len(travelled) < 1000
+    assert pickle.loads(travelled)[199_999] == 199_999
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("even", [False, True])
+def test_lanes_have_one_order_through_resizes_over_every_number_of_ranks(files, lanes, even):
+    """Each attempt is broken off in the middle of a step, or after one, and goes on from all cursors."""
+    source = JsonlFiles(files).filter(odd).map(number)
+    options = {**BATCH, "epochs": None, "window": 4, "lanes": lanes, "even": even}
+    undisturbed = [seen_by((step,)) for step, _ in zip(Stream(source, **options), range(80), strict=False)]
+    seen: list[list[int]] = []
+    cursors: list[Any] = []
+    for world_size in [*range(1, 17), 3, 16, 1]:
+        group = streams(world_size, source, **options)
+        for stream in group:
+            if cursors:
+                stream.load_state_dict(cursors)
+        for steps, _ in zip(zip(*group, strict=True), range(4), strict=False):
+            seen.append(seen_by(steps))
+            cursors = json.loads(json.dumps([stream.state_dict() for stream in group]))
+        next(iter(next(iter(group[0]))))  # begun, and lost
+    assert len(seen) == 76
+    assert seen == undisturbed[:76]

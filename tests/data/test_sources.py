@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from everstep.data import Stream
+from everstep.data import SampleError, ShortSourceError, Stream
 from everstep.data.sources import identity_of, stacked
 from everstep.errors import ConfigError
 
@@ -63,3 +66,44 @@ def test_tensors_stay_tensors():
     batch = stacked([(torch.ones(2), 1), (torch.zeros(2), 2)])
     assert batch[0].tolist() == [[1.0, 1.0], [0.0, 0.0]]
     assert isinstance(batch[0], torch.Tensor)
+
+
+@pytest.mark.parametrize("loaded_by", ["the stream", "a loader"])
+def test_a_source_that_leaves_out_samples_when_many_are_asked_for_is_named(loaded_by):
+    pytest.importorskip("torch")
+
+    class Filtering(Rows):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices if index != 3]
+
+    stream = Stream(Filtering("abc"), global_batch=8, micro_batch=8)
+    with pytest.raises(SampleError, match=r"__getitems__ gave 7 samples for 8 numbers"):
+        list(next(iter(stream if loaded_by == "the stream" else stream.loader())))
+    assert stream.step == 0
+
+
+def test_a_source_that_gets_shorter_while_it_is_used_is_named_with_its_length_now():
+    rows = list(range(8))
+    stream = Stream(rows, global_batch=8, micro_batch=8)
+    del rows[5:]
+    with pytest.raises(ShortSourceError, match="list has 5 samples now, and this one isn't there"):
+        list(next(iter(stream)))
+
+
+def test_numpy_is_seeded_even_if_the_data_set_is_the_first_to_import_it():
+    script = (
+        "from everstep.data import Stream\n"
+        "class Noise:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        import numpy\n"
+        "        return numpy.random.rand()\n"
+        "(micro,) = next(iter(Stream(Noise(), global_batch=4, micro_batch=4)))\n"
+        "print(micro.batch.tolist())\n"
+    )
+    pytest.importorskip("numpy")
+    runs = [
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]

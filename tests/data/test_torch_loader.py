@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from data.ranks import all_ids, ids_of
 from everstep.data import LoaderDiedError, SampleError, ShortSourceError, Stream
 from everstep.errors import ConfigError
+from processes import alive, kill, wait_for
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
@@ -201,3 +204,62 @@ def test_errors_survive_pickling():
 
     error = pickle.loads(pickle.dumps(ShortSourceError([3], "gone", "put it back", "Traceback …")))
     assert (error.samples, error.what, error.remedy) == ((3,), "gone", "put it back")
+
+
+class Noting(Squares):
+    """Its first sample is quick; at the fifth, it says which process it is in, and stays."""
+
+    def __init__(self, note: Path) -> None:
+        super().__init__()
+        self.note = note
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index == 4:
+            self.note.with_suffix(".new").write_text(str(os.getpid()))
+            self.note.with_suffix(".new").rename(self.note)
+            signal.pause()
+        return super().__getitem__(index)
+
+
+def test_a_process_that_dies_with_batches_on_their_way_is_named(tmp_path):
+    """A tensor of a dead process can't be had any more, although its message has arrived."""
+    note = tmp_path / "process"
+    stream = Stream(Noting(note), global_batch=4, micro_batch=1, shuffle=False)
+    # Else torch raises an error of its own out of the signal, wherever the training loop is.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        steps = iter(stream.loader(num_workers=1, prefetch_factor=5))
+        micros = iter(next(steps))
+        next(micros)
+        wait_for(note.exists, "the fifth sample")
+        process = int(note.read_text())
+        kill(process)
+        wait_for(lambda: not alive(process), "its end")
+        said = said_by(micros)
+        del steps, micros
+        gc.collect()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    assert said.startswith("LoaderDiedError: A process of the loader died")
+    assert stream.step == 0
+
+
+def said_by(micros: Any) -> str:
+    """What going on raises, without the frames that keep the loader."""
+    try:
+        list(micros)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_loader_with_persistent_processes_goes_on_after_a_break():
+    stream = Stream(Squares(), **OPTIONS)
+    loader = stream.loader(num_workers=1, persistent_workers=True)
+    seen = []
+    for step in loader:
+        seen.append(ids_of((step,)))
+        if step.number == 2:
+            break
+    seen += [ids_of((step,)) for step in loader]
+    assert seen == all_ids(1, 20, **OPTIONS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -23,11 +25,22 @@ class NumpyFiles:
     """
 
     def __init__(self, paths: Paths) -> None:
+        self._paths = _found(paths, "NumpyFiles")
+        self._open()
+
+    def _open(self) -> None:
         import numpy
 
-        self._paths = _found(paths, "NumpyFiles")
         self._arrays = [numpy.load(path, mmap_mode="r") for path in self._paths]
         self._ends = list(accumulate(len(array) for array in self._arrays))
+
+    def __getstate__(self) -> list[Path]:
+        """Other processes map the files themselves: an array would travel with all of its contents."""
+        return self._paths
+
+    def __setstate__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._open()
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -98,6 +111,12 @@ class ParquetFiles(Shards):
     """
 
     def __init__(self, paths: Paths, columns: Iterable[str] | None = None) -> None:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ConfigError(
+                f"ParquetFiles needs pyarrow, which isn't installed for {sys.executable}.",
+                "Install it there: pip install pyarrow.",
+                "ParquetFiles",
+            )
         self._paths = _found(paths, "ParquetFiles")
         self._columns = None if columns is None else list(columns)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import os
 
+from everstep.data.arguments import whole_number
 from everstep.data.plan import Rank
 from everstep.errors import ConfigError
 
 logger = logging.getLogger("everstep")
 
 
-def rank_here(rank: int | None, world_size: int | None) -> Rank:
-    """What was given; else what the run says; else the only one."""
-    if rank is not None and world_size is not None:
-        return Rank(rank, world_size)
+def rank_here() -> Rank:
+    """What the run says; else the only one."""
     found = _rank_in_run()
     if found is not None:
         return found
@@ -28,20 +27,25 @@ def rank_here(rank: int | None, world_size: int | None) -> Rank:
     return Rank(0, 1)
 
 
-def check_rank(rank: int | None, world_size: int | None) -> None:
-    if (rank is None) != (world_size is None):
+def given_rank(rank: int | None, world_size: int | None) -> Rank | None:
+    """What a stream was given. ``None``: nothing."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
         given = "rank" if world_size is None else "world_size"
         raise ConfigError(
             f"Stream has {given}=…, and not the other one of rank and world_size.",
             "Give both, or none to take them from the run.",
             f"Stream.{given}",
         )
-    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+    here = Rank(whole_number("Stream.rank", rank, 0), whole_number("Stream.world_size", world_size))
+    if here.rank >= here.world_size:
         raise ConfigError(
-            f"Stream.rank is {rank} of world_size={world_size}, expected 0 to {world_size - 1}.",
+            f"Stream.rank is {rank} of world_size={world_size}, expected 0 to {here.world_size - 1}.",
             "Give the data-parallel rank and the number of such ranks.",
             "Stream.rank",
         )
+    return here
 
 
 def warn_of_idle_ranks(here: Rank, micro_batches: int) -> None:

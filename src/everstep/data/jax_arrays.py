@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy
 
-from everstep.data.plan import MicroPlan, StepPlan
+from everstep.data.plan import MicroPlan, Rank, StepPlan
 from everstep.data.steps import Micro, Step, weights_of
 from everstep.errors import ConfigError
 
@@ -38,16 +38,33 @@ class GlobalArrays:
                 "Give rank=jax.process_index() and world_size=jax.process_count().",
                 "Stream.rank",
             )
+        self._check_sharding(here)
+        return self._stream.walk(self._stream.plans(even=True), self._micros)
+
+    def _check_sharding(self, here: Rank) -> None:
+        micro_batch = self._stream.batching.micro_batch
+        total = micro_batch * here.world_size
         try:
-            self._sharding.shard_shape((self._stream.batching.micro_batch * here.world_size,))
-        except ValueError as error:
+            self._sharding.shard_shape((total,))
+        except (ValueError, IndexError) as error:
             raise ConfigError(
-                f"Micro-batches of {self._stream.batching.micro_batch} samples on {here.world_size} "
-                f"processes can't be sharded: {error}",
-                "Give a micro_batch that is a multiple of the devices that each process shards it over.",
+                f"Micro-batches of {micro_batch} samples on {here.world_size} processes can't be sharded by "
+                f"{self._sharding}: {error}",
+                "Give a micro_batch that is a multiple of the devices that each process shards it over, and "
+                "a sharding of the first axis, which the weights have as well: PartitionSpec('data').",
                 "Stream.micro_batch",
             ) from error
-        return self._stream.walk(self._stream.plans(even=True), self._micros)
+        held: set[int] = set()
+        for device, (rows,) in self._sharding.devices_indices_map((total,)).items():
+            if device.process_index == here.rank:
+                held |= set(range(*rows.indices(total)))
+        if len(held) != micro_batch:
+            raise ConfigError(
+                f"By {self._sharding}, process {here.rank} holds {len(held)} of {total} samples, expected "
+                f"{micro_batch}: each process brings samples of its own, so none may be shared.",
+                "Shard the first axis over a mesh axis that divides the devices of all processes.",
+                "Stream.global_arrays.sharding",
+            )
 
     def _micros(self, plan: StepPlan) -> Iterator[Micro]:
         return map(self._micro, plan.micros)

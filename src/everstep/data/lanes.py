@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,27 +67,31 @@ class Lane:
         self._reader, self._window, self._drawn = None, [], 0
         self._began = state[:4]
         if reader_state is not None:
-            self._reader = self._shards.open(self._shard())
-            self._reader.restore(reader_state)
+            with self._naming_the_shard(reader_state):
+                self._reader = self._shards.open(self._shard())
+                self._reader.restore(reader_state)
         if drawn:
             filled = self._fill()
             if not filled or drawn > len(self._window):
                 raise DataError(
-                    f"Shard {self._shard()} has fewer samples than when the place in it was saved.",
+                    f"Lane {self._lane} of {self._how.lanes} has fewer samples than when the place in it was "
+                    f"saved: {drawn} were seen of a window that has {len(self._window)} now.",
                     "Put the missing data back, or start a new run.",
                 )
             self._drawn = drawn
 
     def _fill(self) -> bool:
         """Read the next window. False: the last pass is over."""
+        self._window, self._drawn, empty = [], 0, 0
         while self._how.epochs is None or self._epoch < self._how.epochs:
             self._began = [self._epoch, self._windows, self._ordinal, self._reader_state()]
             read = self._read(self._how.window)
             if read:
-                self._window, self._drawn = self._shuffled(read), 0
+                self._window = self._shuffled(read)
                 self._windows += 1
                 return True
-            if self._windows == 0:
+            empty = empty + 1 if self._windows == 0 else 0
+            if empty > self._passes_that_may_be_empty():
                 raise DataError(
                     f"Lane {self._lane} of {self._how.lanes} has no sample in pass {self._epoch}: its "
                     f"{self._shards_of_lane()} shards are empty, or all is filtered out.",
@@ -95,23 +100,34 @@ class Lane:
             self._epoch, self._windows, self._ordinal = self._epoch + 1, 0, 0
         return False
 
+    def _passes_that_may_be_empty(self) -> int:
+        """One lane of several gets other shards in every pass, if they are shuffled."""
+        return len(self._shards) if self._how.lanes > 1 and self._how.shuffle else 0
+
     def _read(self, count: int) -> list[Any]:
         read: list[Any] = []
         while len(read) < count and self._ordinal < self._shards_of_lane():
-            if self._reader is None:
-                self._reader = self._shards.open(self._shard())
-            try:
-                read.append(next(self._reader))
-            except StopIteration:
-                self._reader = None
-                self._ordinal += 1
-            except Exception as error:
-                raise DataError(
-                    f"Shard {self._shard()} can't be read after {self._reader_state()!r}: "
-                    f"{type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}",
-                    "Mend the shard or what reads it and run again to resume: the place hasn't moved.",
-                ) from error
+            with self._naming_the_shard(self._reader_state()):
+                if self._reader is None:
+                    self._reader = self._shards.open(self._shard())
+                try:
+                    read.append(next(self._reader))
+                except StopIteration:
+                    self._reader = None
+                    self._ordinal += 1
         return read
+
+    @contextmanager
+    def _naming_the_shard(self, state: Any) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            after = "" if state is None else f" after {state!r}"
+            raise DataError(
+                f"Shard {self._shard()} can't be read{after}: {type(error).__name__}: {error}\n\n"
+                f"{''.join(traceback.format_exception(error))}",
+                "Mend the shard or what reads it and run again to resume: the place hasn't moved.",
+            ) from error
 
     def _shuffled(self, samples: list[Any]) -> list[Any]:
         if not self._how.shuffle:

@@ -75,7 +75,7 @@ class Permutation:
 
     def take(self, indices: Sequence[int]) -> list[int]:
         """The samples at these indices, which must be in range."""
-        numpy = _numpy() if len(indices) > _FEW else None
+        numpy = numpy_here() if len(indices) > _FEW else None
         if numpy is None:
             return [self[index] for index in indices]
         places = self._all_once(numpy, numpy.asarray(indices, dtype=numpy.uint64))
@@ -126,7 +126,8 @@ def _all_mixed(numpy: Any, values: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _numpy() -> Any:
+def numpy_here() -> Any:
+    """NumPy, where it is installed."""
     try:
         import numpy
     except ImportError:

@@ -1,6 +1,7 @@
 """Random numbers while samples are loaded: the generators that data sets use, seeded for one micro-batch.
 
-Which generators there are is seen from what has been imported. Nothing is imported for it.
+Whether there is torch is seen from what has been imported. NumPy is imported where it is installed: a data
+set may be the first to do so, and its numbers would differ from run to run.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from everstep.data.order import numpy_here
+
 
 def seed_generators(seed: int) -> None:
     """Seed ``random``, NumPy's global generator and torch's, on the CPU."""
     random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
+    if (numpy := numpy_here()) is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     if (torch := sys.modules.get("torch")) is not None:
         # Not torch.manual_seed: it turns to every accelerator as well, which a loader's process hasn't.
@@ -24,7 +27,7 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The same for a while: the training loop finds its generators as it left them."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    numpy, torch = numpy_here(), sys.modules.get("torch")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
     torch_state = torch.default_generator.get_state() if torch is not None else None

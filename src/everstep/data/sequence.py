@@ -69,13 +69,22 @@ class _Wrapped(Shards):
         return f"{self._shards.fingerprint()} {self._what}"
 
 
+def _called(function: Callable[[Any], Any], sample: Any) -> Any:
+    """From a reader, ``StopIteration`` is the end of the shard; from a function it is a mistake."""
+    try:
+        return function(sample)
+    except StopIteration as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise RuntimeError(f"{name} raised StopIteration") from error
+
+
 class _Mapped:
     def __init__(self, reader: Reader, change: Callable[[Any], Any]) -> None:
         self._reader, self._change = reader, change
         self.state, self.restore = reader.state, reader.restore
 
     def __next__(self) -> Any:
-        return self._change(next(self._reader))
+        return _called(self._change, next(self._reader))
 
 
 class _Filtered:
@@ -84,7 +93,7 @@ class _Filtered:
         self.state, self.restore = reader.state, reader.restore
 
     def __next__(self) -> Any:
-        while not self._keep(sample := next(self._reader)):
+        while not _called(self._keep, sample := next(self._reader)):
             pass
         return sample
 

@@ -5,13 +5,16 @@ What a training loop was given counts as seen: a checkpoint that it reports then
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from everstep.data.arguments import index_of, whole_number
+from everstep.data.batch import micro_batches_in
 from everstep.data.errors import DataError, ResumeRefusedError
 from everstep.data.passes import next_shares
 from everstep.data.plan import Rank, StepPlan, as_one
-from everstep.data.sources import collated, identity_of, length_of, samples_of, stacked
+from everstep.data.sources import Collate, collated, identity_of, length_of, samples_of, stacked
 from everstep.data.steps import Micro
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
@@ -27,9 +30,11 @@ class _Way(Protocol):
 
     def batches(self, size: int | None, drop_last: bool) -> Iterator[Any]: ...
 
+    def rows(self) -> Iterator[Any]: ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Any) -> None: ...
 
 
 class DatasetShard:
@@ -96,15 +101,15 @@ class DatasetShard:
                 yield tensors_of(batch, dtypes, device, pin_memory)
 
     def iter_rows(self) -> Iterator[Any]:
-        """This worker's samples, one by one."""
-        for batch in self._way.batches(1, False):
-            yield from _rows(batch)
+        """This worker's samples, one by one, as they are in the data set."""
+        return self._way.rows()
 
     def state_dict(self) -> dict[str, Any]:
         """The place, as ``report(checkpoint=…)`` saves it by itself."""
         return self._way.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
+        """Go to a place: what ``state_dict()`` gave, or a list of what it gave on several workers."""
         self._way.load_state_dict(state)
 
     def _check(self, batch_format: str | None, buffer_size: int | None, seed: int | None) -> None:
@@ -134,12 +139,12 @@ class _Passes:
         """A loop has begun this pass, and not come to its end."""
 
     def batches(self, size: int | None, drop_last: bool) -> Iterator[Any]:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(
-                f"iter_batches(batch_size={size!r}), expected a number of 1 or more.",
-                "Give batch_size=32.",
-                "iter_batches.batch_size",
-            )
+        return self._pass(whole_number("iter_batches.batch_size", size), drop_last, stacked)
+
+    def rows(self) -> Iterator[Any]:
+        return (row for (row,) in self._pass(1, False, list))
+
+    def _pass(self, size: int, drop_last: bool, collate: Collate) -> Iterator[Any]:
         length, ranks = self._of["length"], self._here.world_size
         assert isinstance(length, int)
         if length < ranks:
@@ -148,17 +153,18 @@ class _Passes:
                 "Give a larger one, or fewer workers.",
                 f"Trainer.datasets[{self._name!r}]",
             )
-        return self._pass(size, drop_last, length, ranks)
+        return self._taken(size, drop_last, collate, length)
 
-    def _pass(self, size: int, drop_last: bool, length: int, ranks: int) -> Iterator[Any]:
+    def _taken(self, size: int, drop_last: bool, collate: Collate, length: int) -> Iterator[Any]:
         if self._left_open:  # a loop that was left early has ended its pass
             self._next_pass()
         self._loops += 1
         loop, self._left_open = self._loops, True
+        ranks = self._here.world_size
         while shares := next_shares(self._sample, length, size, ranks, drop_last=drop_last):
             ids = list(shares[self._here.rank])
-            batch = collated(samples_of(self._source, ids), ids, stacked)
-            self._sample = shares[-1].stop
+            batch = collated(samples_of(self._source, ids), ids, collate)
+            self._sample = max(share.stop for share in shares)
             yield batch
             if loop != self._loops:
                 raise DataError(
@@ -173,23 +179,33 @@ class _Passes:
     def state_dict(self) -> dict[str, Any]:
         return {"version": _VERSION, "epoch": self._epoch, "sample": self._sample, "of": self._of}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before = state.get("of", {})
-        if state.get("version") != _VERSION or before != self._of:
-            raise ResumeRefusedError(
-                f"The data set {self._name!r} isn't the one whose place was saved: it was {before}, and is "
-                f"{self._of}.",
-                "Give the same data set as before, or start a new run.",
-                f"Trainer.datasets[{self._name!r}]",
+    def load_state_dict(self, state: Any) -> None:
+        (found, *others) = state if isinstance(state, list) and state else [state]
+        if others or not isinstance(found, Mapping) or found.get("version") != _VERSION:
+            raise self._refused(f"got {str(state)[:80]}, which isn't its place")
+        if found.get("of") != self._of:
+            raise self._refused(
+                f"isn't the one whose place was saved: it was {found.get('of')}, and is {self._of}"
             )
-        self._epoch, self._sample, self._left_open = state["epoch"], state["sample"], False
+        epoch, sample = index_of(found.get("epoch")), index_of(found.get("sample"))
+        if epoch is None or sample is None or min(epoch, sample) < 0:
+            raise self._refused(f"got a broken place: {str(state)[:80]}")
+        self._epoch, self._sample, self._left_open = epoch, sample, False
+
+    def _refused(self, what: str) -> ResumeRefusedError:
+        return ResumeRefusedError(
+            f"The data set {self._name!r} {what}.",
+            "Give the same data set as before, or start a new run.",
+            f"Trainer.datasets[{self._name!r}]",
+        )
 
 
 class _Steps:
     """A stream: its steps have one size over all ranks, and a batch is this rank's share of one."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        # Its own, since in one process several runs, one after the other, may be handed the same.
+        self._stream = copy.copy(stream)
 
     def batches(self, size: int | None, drop_last: bool) -> Iterator[Any]:
         if size not in (None, _BATCH_SIZE) or drop_last:
@@ -199,8 +215,33 @@ class _Steps:
                 "Leave them out.",
                 "iter_batches.batch_size",
             )
-        stream = self._stream
-        for step in stream.walk(stream.plans(), lambda plan: iter([self._whole(plan)])):
+        return self._shares()
+
+    def rows(self) -> Iterator[Any]:
+        raise ConfigError(
+            "iter_rows(): the data set is a Stream, whose place moves in steps of "
+            f"{self._stream.batching.global_batch} samples.",
+            "Use iter_batches(), which gives this worker's share of a step.",
+            "iter_rows",
+        )
+
+    def _shares(self) -> Iterator[Any]:
+        """A batch has no weights: a step is shared as evenly as can be, sample by sample, and not in
+        micro-batches, of which some workers might have none. Only lanes are read in micro-batches.
+        """
+        stream, ranks = self._stream, self._stream.here().world_size
+        micro_batch = stream.batching.micro_batch if stream.fingerprint.get("lanes", 1) != 1 else 1
+        parts = micro_batches_in(stream.batching.global_batch, micro_batch)
+        if parts < ranks:
+            unit = "samples" if micro_batch == 1 else "micro-batches"
+            raise ConfigError(
+                f"A step of the Stream has {parts} {unit} for {ranks} workers.",
+                "Give a larger global_batch, or fewer workers.",
+                "Stream.global_batch",
+            )
+        for step in stream.walk(
+            stream.plans(micro_batch=micro_batch), lambda plan: iter([self._whole(plan)])
+        ):
             [micro] = step
             yield micro.batch
 
@@ -211,16 +252,5 @@ class _Steps:
     def state_dict(self) -> dict[str, Any]:
         return self._stream.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         self._stream.load_state_dict(state)
-
-
-def _rows(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        yield from (
-            dict(zip(batch, values, strict=True)) for values in zip(*map(list, batch.values()), strict=True)
-        )
-    elif isinstance(batch, tuple):
-        yield from zip(*map(list, batch), strict=True)
-    else:
-        yield from batch

@@ -11,6 +11,7 @@ import hashlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from everstep.data.errors import SampleError, ShortSourceError
@@ -20,6 +21,13 @@ from everstep.errors import ConfigError
 Collate = Callable[[list[Any]], Any]
 
 
+def plain(source: Any) -> Any:
+    """A number of NumPy's as Python's own; every other source as it is."""
+    if isinstance(source, bool):
+        return source
+    return int(source) if isinstance(source, Integral) else source
+
+
 def length_of(source: object) -> int:
     """How many samples a source promises. A number is a source as well, of its own numbers."""
     if isinstance(source, int) and not isinstance(source, bool):
@@ -27,6 +35,8 @@ def length_of(source: object) -> int:
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         try:
             length = len(source)
+        except OverflowError as error:
+            raise _too_long(f"more than {sys.maxsize}") from error
         except (TypeError, NotImplementedError) as error:
             raise ConfigError(
                 f"Stream.source is a {type(source).__name__} without a length: {error}.",
@@ -42,11 +52,21 @@ def length_of(source: object) -> int:
             "back to its place.",
             "Stream.source",
         )
-    if not 1 <= length <= MAX_LENGTH:
+    if length < 1:
         raise ConfigError(
             f"Stream.source has {length} samples, expected 1 or more.", "Check its path.", "Stream.source"
         )
+    if length > MAX_LENGTH:
+        raise _too_long(str(length))
     return length
+
+
+def _too_long(length: str) -> ConfigError:
+    return ConfigError(
+        f"Stream.source has {length} samples, expected {MAX_LENGTH} or fewer.",
+        "Check what its len() counts.",
+        "Stream.source",
+    )
 
 
 def identity_of(source: object, name: str | None) -> str:
@@ -63,7 +83,8 @@ def identity_of(source: object, name: str | None) -> str:
     else:
         told = f"{type(source).__module__}.{type(source).__qualname__}"
         told += "".join(str(getattr(source, has, "")) for has in ("shape", "dtype"))
-    return f"{kind}-{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"
+    readable = kind.encode("ascii", "replace").decode()  # as JSON, other letters have up to twelve bytes
+    return f"{readable}-{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"
 
 
 def samples_of(source: Any, ids: Sequence[int]) -> list[Any]:
@@ -72,11 +93,15 @@ def samples_of(source: Any, ids: Sequence[int]) -> list[Any]:
         return list(ids)
     if callable(many := getattr(source, "__getitems__", None)):
         try:
-            return list(many(list(ids)))
+            samples = list(many(list(ids)))
         except Exception as error:
             for number in ids:
                 _sample(source, number)
             raise _failed(source, ids, error) from error  # each alone can be loaded
+        if len(samples) != len(ids):
+            kind = type(source).__name__
+            raise SampleError(ids, f"{kind}.__getitems__ gave {len(samples)} samples for {len(ids)} numbers")
+        return samples
     return [_sample(source, number) for number in ids]
 
 
@@ -91,9 +116,11 @@ def _failed(source: Any, ids: Sequence[int], error: Exception) -> SampleError:
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, IndexError):
+        length = len(source)
+        verb = f"promises {length} samples" if max(ids) < length else f"has {length} samples now"
         return ShortSourceError(
             ids,
-            f"{type(source).__name__} promises {len(source)} samples, and this one isn't there ({what})",
+            f"{type(source).__name__} {verb}, and this one isn't there ({what})",
             "Put the missing data back, or start a new run with the shorter source",
             trace,
         )

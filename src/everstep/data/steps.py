@@ -110,6 +110,7 @@ class Step:
         self._micros: Iterator[Micro] | None = micros
         self._number_of_micros = len(plan.micros)
         self._finished = finished
+        self._over = False
 
     def __len__(self) -> int:
         """How many micro-batches this rank has in it."""
@@ -123,14 +124,30 @@ class Step:
                 "Keep the micro-batches with list(step) to use them twice.",
             )
         micros, self._micros = self._micros, None
-        yield from micros
+        while (micro := self._next(micros)) is not None:
+            yield micro
         self.finish()
 
     def finish(self) -> None:
         """Count the step as done: ``state_dict()`` then gives the place after it. Needed only where a loop
         doesn't go through all of the micro-batches, or asks for the last with ``next``.
         """
-        self._finished()
+        if not self._over:  # the place doesn't go back
+            self._finished()
+
+    def close(self) -> None:
+        """The same, for good: the next step has been asked for."""
+        self.finish()
+        self._over = True
+
+    def _next(self, micros: Iterator[Micro]) -> Micro | None:
+        if self._over:
+            raise DataError(
+                f"Step {self.number} is over: the next one has been asked for, and loading has moved on.",
+                "Go through a step's micro-batches before you ask for the next step. To load ahead, use "
+                "stream.loader(num_workers=…).",
+            )
+        return next(micros, None)
 
     def accumulate(self, model: Any, micro: Micro) -> AbstractContextManager[object]:
         """Compute forward and backward inside: gradients are averaged over ranks at the last micro-batch.

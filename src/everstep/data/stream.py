@@ -7,17 +7,19 @@ of it, by whom and on how many ranks doesn't move it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from everstep.data.arguments import seed_of, truth, whole_number
 from everstep.data.batch import micro_batches_in
 from everstep.data.cursor import Fingerprint, decoded, encoded
 from everstep.data.errors import DataError
-from everstep.data.group import check_rank, rank_here, warn_of_idle_ranks
+from everstep.data.group import given_rank, rank_here, warn_of_idle_ranks
 from everstep.data.lanes import SequencedFeed, Sequencing, refuse_large_states
 from everstep.data.plan import Batching, IndexedFeed, MicroPlan, Place, Rank, StepPlan
 from everstep.data.randomness import seeded
 from everstep.data.sequence import Shards
-from everstep.data.sources import Collate, collated, identity_of, length_of, samples_of, stacked
+from everstep.data.sources import Collate, collated, identity_of, length_of, plain, samples_of, stacked
 from everstep.data.steps import Micro, Step
 from everstep.errors import ConfigError
 
@@ -72,18 +74,15 @@ class Stream:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        for field, value in (
-            ("global_batch", global_batch),
-            ("micro_batch", micro_batch),
-            ("window", window),
-        ):
-            _at_least_one(field, value)
-        _at_least_one("epochs", 1 if epochs is None else epochs)
-        _check_seed(seed)
-        check_rank(rank, world_size)
-        self.source = source
-        self.batching = Batching(global_batch, min(micro_batch, global_batch), drop_last, even)
-        self._given_rank = (rank, world_size)
+        global_batch = whole_number("Stream.global_batch", global_batch)
+        micro_batch = min(whole_number("Stream.micro_batch", micro_batch), global_batch)
+        window, lanes = whole_number("Stream.window", window), whole_number("Stream.lanes", lanes)
+        epochs = None if epochs is None else whole_number("Stream.epochs", epochs)
+        seed, shuffle = seed_of(seed), truth("Stream.shuffle", shuffle)
+        drop_last, even = truth("Stream.drop_last", drop_last), truth("Stream.even", even)
+        self.given_rank = given_rank(rank, world_size)
+        self.source = source = plain(source)
+        self.batching = Batching(global_batch, micro_batch, drop_last, even)
         self._collate = stacked if collate_fn is None else collate_fn
         self._accepted = _known_changes(accept_changes)
         self._place = Place()
@@ -92,11 +91,11 @@ class Stream:
         common = {"seed": seed, "shuffle": shuffle, "global_batch": global_batch}
         if isinstance(source, Shards):
             how = Sequencing(seed, shuffle, window, lanes, epochs)
-            _check_lanes(source, how, micro_batches_in(global_batch, self.batching.micro_batch))
+            _check_lanes(source, how, micro_batches_in(global_batch, micro_batch))
             self._feed = SequencedFeed(source, how)
             own: dict[str, int | str] = {"shards": len(source), "window": window, "lanes": lanes}
             if lanes > 1:  # then it decides which samples a step has
-                own["micro_batch"] = self.batching.micro_batch
+                own["micro_batch"] = micro_batch
         else:
             self._feed = IndexedFeed(length_of(source), seed, shuffle, epochs)
             own = {"length": self._feed.length}
@@ -153,7 +152,7 @@ class Stream:
             state: What ``state_dict()`` returned, on any rank of any number of ranks. With ``lanes``, the
                 list of what it returned on all ranks.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
+        states = state if isinstance(state, (list, tuple)) else [state]
         self._place = decoded(states, self.fingerprint, self._accepted)
         self._turn += 1
 
@@ -165,13 +164,11 @@ class Stream:
     # ------------------------------------------------------------------ for loaders
 
     def here(self) -> Rank:
-        return rank_here(*self._given_rank)
+        return self.given_rank or rank_here()
 
-    def plans(self, even: bool | None = None) -> Iterator[StepPlan]:
-        """What this rank's steps will be from the place on. Moves nothing."""
-        here, batching = self.here(), self.batching
-        if even is not None:
-            batching = Batching(batching.global_batch, batching.micro_batch, batching.drop_last, even)
+    def plans(self, **changes: Any) -> Iterator[StepPlan]:
+        """What this rank's steps will be from the place on, batched with changes. Moves nothing."""
+        here, batching = self.here(), replace(self.batching, **changes)
         warn_of_idle_ranks(here, micro_batches_in(batching.global_batch, batching.micro_batch))
         return self._feed.plans(self._place, here, batching)
 
@@ -188,7 +185,7 @@ class Stream:
         for plan in plans:
             step = Step(plan, loaded(plan), lambda plan=plan: self._finish(turn, plan))  # type: ignore[misc]
             yield step
-            step.finish()  # whoever asks for the next one is done with it
+            step.close()  # whoever asks for the next one is done with it
 
     def _finish(self, turn: int, plan: StepPlan) -> None:
         if turn != self._turn:
@@ -210,22 +207,6 @@ class Stream:
         return Micro(plan, self.load(plan))
 
 
-def _at_least_one(field: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(
-            f"Stream.{field} is {value!r}, expected a number of 1 or more.",
-            f"Give {field}=1 or more.",
-            f"Stream.{field}",
-        )
-
-
-def _check_seed(seed: object) -> None:
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
-        raise ConfigError(
-            f"Stream.seed is {seed!r}, expected a number of at most 64 bits.", "Give seed=0.", "Stream.seed"
-        )
-
-
 def _known_changes(fields: Iterable[str]) -> frozenset[str]:
     accepted = frozenset([fields] if isinstance(fields, str) else fields)
     unknown = sorted(accepted - set(_CHANGES))
@@ -239,7 +220,6 @@ def _known_changes(fields: Iterable[str]) -> frozenset[str]:
 
 
 def _check_lanes(shards: Shards, how: Sequencing, micro_batches: int) -> None:
-    _at_least_one("lanes", how.lanes)
     if len(shards) < how.lanes:
         raise ConfigError(
             f"Stream.source has {len(shards)} shards, expected one or more for each of {how.lanes} lanes.",

@@ -129,14 +129,29 @@ class _Delivery:
     def _received(self) -> Any:
         try:
             return next(self._batches)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+            if not _is_of_a_dead_process(error):
                 raise
-            raise LoaderDiedError(
-                f"A process of the loader died: {str(error).strip()}",
-                "Often it is out of memory: fewer num_workers or a smaller prefetch_factor need less. The "
-                "place in the stream hasn't moved; a restart does the step again.",
-            ) from error
+            raise _died(error) from error
+
+
+def _is_of_a_dead_process(error: Exception) -> bool:
+    """torch says so; or a tensor can't be fetched from the process that made it. What a process raises comes
+    as «Caught …», and what the data set raises as a value.
+    """
+    said = str(error)
+    return not said.startswith("Caught ") and (
+        not isinstance(error, RuntimeError) or "DataLoader worker" in said
+    )
+
+
+def _died(error: Exception) -> LoaderDiedError:
+    said = str(error).strip() or type(error).__name__
+    return LoaderDiedError(
+        f"A process of the loader died: {said}",
+        "Often it is out of memory: fewer num_workers or a smaller prefetch_factor need less. The "
+        "place in the stream hasn't moved; a restart does the step again.",
+    )
 
 
 def _weights(plan: MicroPlan) -> torch.Tensor:
