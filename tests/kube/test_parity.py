@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from everstep.kube import conditions, parity, pods, services, status
+from everstep.kube import conditions, gangs, parity, pods, services, status
 from everstep.kube.fields import BY_PATH, Verdict
 from everstep.kube.reconcile import Observed
 from everstep.kube.spec import Cluster, parse
@@ -89,7 +89,10 @@ def made() -> list[dict[str, Any]]:
     cluster = full()
     return [
         pods.head_pod(cluster, "a-head"),
-        *(pods.worker_pod(cluster, one, "a-name", "tpu-xxxxx", 0, 0) for one in cluster.groups),
+        *(
+            pods.worker_pod(cluster, one, "a-name", "tpu-xxxxx", 0, 0, gangs.GANGS[0])
+            for one in cluster.groups
+        ),
     ]
 
 

@@ -240,6 +240,10 @@ def core_path(plural: str, namespace: str | None, name: str = "") -> str:
     return _path("/api/v1", plural, namespace, name, "")
 
 
+def pod_groups_path(api: str, namespace: str | None) -> str:
+    return _path(f"/apis/{api}", "podgroups", namespace, "", "")
+
+
 def path_for(manifest: Mapping[str, Any]) -> str:
     """Where to post a manifest of the few kinds that the operator makes."""
     version: str = manifest["apiVersion"]

@@ -89,9 +89,9 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
         # A PodGroup for each slice, where a scheduler knows them.
         {
-            "apiGroups": sorted(gang.api.partition("/")[0] for gang in GANGS if gang.api),
+            "apiGroups": sorted({gang.api.partition("/")[0] for gang in GANGS if gang.api and gang.spec}),
             "resources": ["podgroups"],
-            "verbs": ["create", "patch"],
+            "verbs": ["list", "watch", "create", "delete"],
         },
         # The token of a cluster that wants one. They aren't read.
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
