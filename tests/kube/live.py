@@ -24,8 +24,7 @@ _NUMBERS = itertools.count(1)
 
 
 def install(server: ApiServer) -> None:
-    server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
-    server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+    server.define(custom_resource_definition())
 
 
 class Namespace:

@@ -6,7 +6,6 @@ would read.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiohttp import web
@@ -81,6 +80,4 @@ def definition(api: str) -> dict[str, Any]:
 
 def install(server: ApiServer) -> None:
     for api in SPECS:
-        server.kubectl("apply", "-f", "-", stdin=json.dumps(definition(api)))
-    crds = [f"crd/podgroups.{api.partition('/')[0]}" for api in SPECS]
-    server.kubectl("wait", "--for=condition=established", *crds, "--timeout=30s")
+        server.define(definition(api))

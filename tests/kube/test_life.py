@@ -276,8 +276,7 @@ def test_it_never_fights_kuberay(tmp_path: Path) -> None:
         del status["properties"]["groups"]
         del status["properties"]["slices"]
         version["additionalPrinterColumns"] = []
-        server.kubectl("apply", "-f", "-", stdin=json.dumps(foreign))
-        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+        server.define(foreign)
         only = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig, folder=tmp_path)
         assert only.returncode == 1
         assert "KubeRay's" in only.stderr

@@ -22,7 +22,7 @@ from everstep.kube.events import Events
 from everstep.kube.gangs import GANGS, served
 from everstep.kube.informer import Informer
 from everstep.kube.lease import Election, Lease, LeaseGone, LeaseLost
-from everstep.kube.metrics import Metrics
+from everstep.kube.metrics import Metrics, Readiness
 from everstep.kube.store import Key, Store
 from everstep.kube.strangers import Strangers
 from everstep.kube.tending import Tending
@@ -68,6 +68,8 @@ class Operator:
         self._store = Store()
         self._events = Events(api)
         self._leases: dict[str, Lease] = {}
+        self._known: list[Lease] = []
+        """Also those that are only waited for."""
         self._gates: dict[str, asyncio.Lock] = {}
         self._informers: dict[str | None, list[Informer]] = {}
         self._tending: dict[Key, Tending] = {}
@@ -94,11 +96,14 @@ class Operator:
             await asyncio.gather(*(lease.release() for lease in self._leases.values()))
 
     @property
-    def ready(self) -> bool:
-        """Whether it does its work: it has seen everything once, and holds the leases that it has had. One
-        that stands by isn't.
-        """
-        return self._started and all(lease.ours.is_set() for lease in self._leases.values())
+    def ready(self) -> Readiness:
+        """One that stands by is ready to work, and a webhook is served by each."""
+        standing_by = any(lease.standing_by for lease in self._known)
+        if not all(lease.ours.is_set() or lease.standing_by for lease in self._known):
+            return Readiness.CUT_OFF
+        if not self._started and not standing_by:
+            return Readiness.STARTING
+        return Readiness.STANDING_BY if standing_by else Readiness.WORKING
 
     async def _look_after(self, namespace: str | None, settled: asyncio.Event) -> None:
         if namespace is None:
@@ -143,7 +148,12 @@ class Operator:
 
     async def _acquire(self, what: str, namespace: str, name: str) -> None:
         lease = Lease(self._api, namespace, name, self._settings.election)
-        await lease.acquire()
+        self._known.append(lease)
+        try:
+            await lease.acquire()
+        except LeaseGone:
+            self._known.remove(lease)
+            raise
         lease.ours.set()
         self.metrics.leads(what, True)
         self._leases[what] = lease
@@ -165,6 +175,7 @@ class Operator:
                     lease.ours.clear()
                     self.metrics.leads(what, False)
                     del self._leases[what]
+                    self._known.remove(lease)
                     lease.ours.set()  # whoever waits finds that it is no more
                     return
             lease.ours.clear()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import datetime
 import ipaddress
 import logging
+import random
+import secrets
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,6 +27,8 @@ from everstep.kube.validation import problems, unsupported
 PATH = "/validate"
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 _LIVES = datetime.timedelta(days=3650)
+_MOST_BELIEVED = 8
+_END = b"-----END CERTIFICATE-----"
 
 logger = logging.getLogger("everstep.kube")
 
@@ -130,14 +135,51 @@ def configuration(webhook: Webhook, certificate: bytes | None) -> dict[str, Any]
 
 
 async def _announce(api: Api, webhook: Webhook, certificate: bytes) -> None:
-    wanted = configuration(webhook, certificate)
+    """Has the API server ask us, and believe us beside those that it believes already: several operators
+    serve behind one Service.
+    """
+    while True:
+        if await _announced(api, webhook, certificate):
+            return
+        # Somebody else has announced itself meanwhile.
+        await asyncio.sleep(random.uniform(0.1, 0.5))
+
+
+async def _announced(api: Api, webhook: Webhook, certificate: bytes) -> bool:
+    path = f"{_CONFIGURATIONS}/{names.OPERATOR}"
     try:
-        # JSON merge patch would replace the list anyway; there is one webhook in it.
-        await api.patch(f"{_CONFIGURATIONS}/{names.OPERATOR}", {"webhooks": wanted["webhooks"]})
+        there = await _there(api, path)
+        if there is None:
+            await api.create(_CONFIGURATIONS, configuration(webhook, certificate))
+        else:
+            wanted = configuration(webhook, believed(there, certificate))
+            version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+            # JSON merge patch would replace the list anyway; there is one webhook in it.
+            await api.patch(path, {"metadata": version, "webhooks": wanted["webhooks"]})
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        return False
+    return True
+
+
+async def _there(api: Api, path: str) -> Mapping[str, Any] | None:
+    try:
+        return await api.get(path)
     except ApiError as error:
         if error.status != 404:
             raise
-        await api.create(_CONFIGURATIONS, wanted)
+        return None
+
+
+def believed(there: Mapping[str, Any], certificate: bytes) -> bytes:
+    """The certificates that the API server knows, the newest last, and ours. Those of operators that are no
+    more are of no use to anybody, and go after a while.
+    """
+    clients = [hook.get("clientConfig") or {} for hook in there.get("webhooks") or ()]
+    known = b"".join(base64.b64decode(client.get("caBundle") or "") for client in clients)
+    certificates = [part + _END for part in known.split(_END) if part.strip()]
+    return b"".join(part.strip() + b"\n" for part in [*certificates, certificate][-_MOST_BELIEVED:])
 
 
 def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
@@ -148,7 +190,9 @@ def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names.OPERATOR)])
+    # A name of its own: whoever believes several finds the right one by it.
+    own = f"{names.OPERATOR}-{secrets.token_hex(8)}"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, own)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
