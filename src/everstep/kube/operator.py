@@ -17,7 +17,16 @@ import msgspec
 
 from everstep.kube import names
 from everstep.kube.actions import Tell
-from everstep.kube.api import UNREACHABLE, Api, ApiError, clusters_path, core_path, pod_groups_path, said
+from everstep.kube.api import (
+    UNREACHABLE,
+    Api,
+    ApiError,
+    clusters_path,
+    core_path,
+    patiently,
+    pod_groups_path,
+    said,
+)
 from everstep.kube.events import Events
 from everstep.kube.gangs import GANGS, served
 from everstep.kube.informer import Informer
@@ -188,16 +197,19 @@ class Operator:
     async def _served(self) -> frozenset[str]:
         """Whose PodGroups are installed. A scheduler that comes later is found by the next operator."""
         try:
-            there = served(await self._api.get("/apis")) & {gang.api for gang in GANGS if gang.api}
+            there = served(await patiently(lambda: self._api.get("/apis"))) & {
+                gang.api for gang in GANGS if gang.api
+            }
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("which APIs there are can't be seen: %s", said(error))
             return frozenset()
-        return frozenset([api for api in sorted(there) if await self._has_pod_groups(api)])
+        known = {gang.api for gang in GANGS if gang.api}
+        return frozenset([api for api in sorted(there & known) if await self._has_pod_groups(api)])
 
     async def _has_pod_groups(self, api: str) -> bool:
         """An API may be listed without them: Kubernetes' own has others beside."""
         try:
-            resources = (await self._api.get(f"/apis/{api}"))["resources"]
+            resources = (await patiently(lambda: self._api.get(f"/apis/{api}")))["resources"]
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("what is in %s can't be seen, so its PodGroups aren't used: %s", api, said(error))
             return False

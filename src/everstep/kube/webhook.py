@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import datetime
 import ipaddress
 import logging
-import random
 import secrets
 import ssl
 import tempfile
@@ -20,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from everstep.kube import names
-from everstep.kube.api import Api, ApiError
+from everstep.kube.api import Api, ApiError, patiently
 from everstep.kube.operator import Settings, is_claimed
 from everstep.kube.validation import problems, unsupported
 
@@ -138,29 +136,20 @@ async def _announce(api: Api, webhook: Webhook, certificate: bytes) -> None:
     """Has the API server ask us, and believe us beside those that it believes already: several operators
     serve behind one Service.
     """
-    while True:
-        if await _announced(api, webhook, certificate):
-            return
-        # Somebody else has announced itself meanwhile.
-        await asyncio.sleep(random.uniform(0.1, 0.5))
+    # Of two at a time, one is refused, and looks again.
+    await patiently(lambda: _announce_once(api, webhook, certificate))
 
 
-async def _announced(api: Api, webhook: Webhook, certificate: bytes) -> bool:
+async def _announce_once(api: Api, webhook: Webhook, certificate: bytes) -> None:
     path = f"{_CONFIGURATIONS}/{names.OPERATOR}"
-    try:
-        there = await _there(api, path)
-        if there is None:
-            await api.create(_CONFIGURATIONS, configuration(webhook, certificate))
-        else:
-            wanted = configuration(webhook, believed(there, certificate))
-            version = {"resourceVersion": there["metadata"]["resourceVersion"]}
-            # JSON merge patch would replace the list anyway; there is one webhook in it.
-            await api.patch(path, {"metadata": version, "webhooks": wanted["webhooks"]})
-    except ApiError as error:
-        if error.status != 409:
-            raise
-        return False
-    return True
+    there = await _there(api, path)
+    if there is None:
+        await api.create(_CONFIGURATIONS, configuration(webhook, certificate))
+        return
+    wanted = configuration(webhook, believed(there, certificate))
+    version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+    # JSON merge patch would replace the list anyway; there is one webhook in it.
+    await api.patch(path, {"metadata": version, "webhooks": wanted["webhooks"]})
 
 
 async def _there(api: Api, path: str) -> Mapping[str, Any] | None:
