@@ -158,3 +158,13 @@ def test_what_the_status_says_is_what_is_listed() -> None:
     said = status.describe(cluster, Observed(pods=[], services=there), [], {}, 1000.0)
     assert set(said) <= names(parity.STATUS)
     assert set(conditions.KINDS) == names(parity.CONDITIONS)
+
+
+def test_each_behaviour_has_a_verdict_a_reason_where_it_differs_and_a_test_that_is_there() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operator-behaviours.md").read_text()
+    rows = [line.strip("|").split("|") for line in page.splitlines() if "`test_" in line]
+    assert len(rows) > 35
+    for behaviour, verdict, why, shown in ([cell.strip() for cell in row] for row in rows):
+        assert Verdict(verdict) is Verdict.SAME or why, behaviour
+        name, _, test = shown.strip("`").partition("::")
+        assert f"\ndef {test}(" in (Path(__file__).parent / name).read_text(), shown
