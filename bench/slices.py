@@ -47,7 +47,7 @@ def main() -> None:
     table = Table("slices", "Pods", "made in", "calls to heal one slice", "healed in", "decision", "memory")
     with ApiServer() as server:
         server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
-        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io")
+        server.wait_until_served("rayclusters.ray.io")
         for size in sizes:
             table.add_row(*_measure(server, size, options.faults))
     Console(width=120).print(table)

@@ -133,7 +133,7 @@ def show(folder: str) -> None:
         for name in NODES:
             server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
-        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io")
+        server.wait_until_served("rayclusters.ray.io")
         command = [sys.executable, "-m", "everstep.cli.main", "operator", "run", "--namespace", "default"]
         with running(*command, "--kubeconfig", str(server.kubeconfig), log=Path(folder, "operator.log")):
             raycluster = manifest(f"{folder}/ray")

@@ -24,8 +24,7 @@ _NUMBERS = itertools.count(1)
 
 
 def install(server: ApiServer) -> None:
-    server.kubectl("apply", "-f", "-", stdin=json.dumps(custom_resource_definition()))
-    server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+    server.define(custom_resource_definition())
 
 
 class Namespace:
@@ -243,9 +242,39 @@ class OperatorProcess:
 
 @contextlib.contextmanager
 def operating(server: ApiServer, tmp_path: Path, *arguments: str) -> Iterator[OperatorProcess]:
-    operator = OperatorProcess(server.kubeconfig, *arguments, log=tmp_path / "operator.log").start()
+    with running(server.kubeconfig, tmp_path, *arguments) as operator:
+        yield operator
+
+
+@contextlib.contextmanager
+def running(kubeconfig: Path, tmp_path: Path, *arguments: str) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess(kubeconfig, *arguments, log=tmp_path / "operator.log").start()
     try:
         operator.hear("looking after RayClusters")
         yield operator
     finally:
         operator.stop()
+
+
+@contextlib.contextmanager
+def account(space: Namespace, folder: Path) -> Iterator[Path]:
+    """The kubeconfig of an operator with no rights but those in the manifests."""
+    server, home = space.server, f"{space.name}-home"
+    wanted = ("manifests", "--image", "x", "--home", home, "-n", space.name)
+    made = quick.everstep(*wanted, kubeconfig=server.kubeconfig, folder=folder)
+    assert made.returncode == 0, made.stderr
+    server.kubectl("apply", "-f", "-", stdin=made.stdout)
+    token = server.request(
+        "POST",
+        f"/api/v1/namespaces/{home}/serviceaccounts/everstep-operator/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+    )["status"]["token"]
+    config = json.loads(server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    theirs = folder / "kubeconfig"
+    theirs.touch(mode=0o600)
+    theirs.write_text(json.dumps(config))
+    try:
+        yield theirs
+    finally:
+        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator")

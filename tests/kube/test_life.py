@@ -13,6 +13,7 @@ import pytest
 
 from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
+from kube import live
 from kube.killer import Killer
 from kube.live import MERGE, Namespace, OperatorProcess, install, operating
 from kube.quick import everstep
@@ -141,35 +142,8 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it
 
 @pytest.fixture
 def account(space: Namespace, tmp_path: Path) -> Iterator[Path]:
-    """The kubeconfig of an operator with no rights but those in the manifests."""
-    server, home = space.server, f"{space.name}-home"
-    made = everstep(
-        "manifests",
-        "--image",
-        "x",
-        "--home",
-        home,
-        "-n",
-        space.name,
-        kubeconfig=server.kubeconfig,
-        folder=tmp_path,
-    )
-    assert made.returncode == 0, made.stderr
-    server.kubectl("apply", "-f", "-", stdin=made.stdout)
-    token = server.request(
-        "POST",
-        f"/api/v1/namespaces/{home}/serviceaccounts/everstep-operator/token",
-        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-    )["status"]["token"]
-    config = json.loads(server.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    theirs = tmp_path / "kubeconfig"
-    theirs.touch(mode=0o600)
-    theirs.write_text(json.dumps(config))
-    try:
-        yield theirs
-    finally:
-        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator")
+    with live.account(space, tmp_path) as kubeconfig:
+        yield kubeconfig
 
 
 def test_what_may_not_be_deleted_holds_up_nothing_else(
@@ -302,8 +276,7 @@ def test_it_never_fights_kuberay(tmp_path: Path) -> None:
         del status["properties"]["groups"]
         del status["properties"]["slices"]
         version["additionalPrinterColumns"] = []
-        server.kubectl("apply", "-f", "-", stdin=json.dumps(foreign))
-        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+        server.define(foreign)
         only = everstep("manifests", "--crd-only", kubeconfig=server.kubeconfig, folder=tmp_path)
         assert only.returncode == 1
         assert "KubeRay's" in only.stderr

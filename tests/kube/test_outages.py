@@ -4,7 +4,6 @@ twice.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -162,10 +161,7 @@ def definition(kind: str) -> dict[str, Any]:
 def test_jobs_and_services_that_nobody_runs_are_answered(own_server: ApiServer, tmp_path: Path) -> None:
     space = Namespace(own_server)
     for kind in ("RayJob", "RayService"):
-        own_server.kubectl("apply", "-f", "-", stdin=json.dumps(definition(kind)))
-        own_server.kubectl(
-            "wait", "--for=condition=established", f"crd/{kind.lower()}s.ray.io", "--timeout=30s"
-        )
+        own_server.define(definition(kind))
 
     def answered() -> set[str]:
         events = space.get("events")["items"]

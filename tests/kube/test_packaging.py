@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import http.client
+import json
 import re
+import ssl
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,9 +20,10 @@ import yaml
 from everstep.kube.lease import Election
 from everstep.kube.manifests import manifests
 from everstep.kube.packaging import files
-from everstep.testing.kube import ApiServer
+from everstep.testing.kube import ApiServer, find_programs
 from everstep.testing.kube.server import free_ports
-from kube.live import Namespace, OperatorProcess, operating
+from kube.bad import bad
+from kube.live import Namespace, OperatorProcess, install, operating
 from kube.test_slices import cluster
 from kube.world import group
 from processes import LIMIT_S, wait_for
@@ -32,16 +37,19 @@ def test_what_is_in_deploy_is_made_from_the_manifests() -> None:
 
 
 def rendered(folder: Path, namespace: str, **values: object) -> str:
-    """The chart, by Go's own templates, which Helm uses too. In its own process: it ends at a mistake."""
+    """The chart, by Go's own templates, which Helm uses, too: kubectl has them, for its output."""
     chart = DEPLOY / "helm" / "everstep-operator"
     known = {**yaml.safe_load((chart / "values.yaml").read_text()), **values}
-    given, made = folder / "values.yaml", folder / "rendered.yaml"
-    given.write_text(yaml.safe_dump({"Values": known, "Release": {"Namespace": namespace}}))
-    code = "import sys, go_template; go_template.render_template(*sys.argv[1:])"
-    files = (chart / "templates" / "operator.yaml", given, made)
-    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True)
+    shown = {"apiVersion": "v1", "kind": "Values", "metadata": {"name": "all"}}
+    given = folder / "values.json"
+    given.write_text(json.dumps({**shown, "Values": known, "Release": {"Namespace": namespace}}))
+    template = chart / "templates" / "operator.yaml"
+    program = [find_programs() / "kubectl", "annotate", "--local", "-f", given, "rendered=true"]
+    done = subprocess.run(
+        [*program, f"--output=go-template-file={template}"], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0, done.stderr
-    return made.read_text()
+    return done.stdout
 
 
 @pytest.mark.parametrize("namespaces", [(), ("one", "two")], ids=["everywhere", "in some namespaces"])
@@ -89,7 +97,7 @@ def test_the_kustomization_is_what_an_api_server_takes() -> None:
         )
         [container] = deployment["spec"]["template"]["spec"]["containers"]
         assert re.match(r"everstep-operator:\d", container["image"])
-        server.kubectl("wait", "--for=condition=established", "crd/rayclusters.ray.io", "--timeout=30s")
+        server.wait_until_served("rayclusters.ray.io")
 
 
 def answer(port: int, path: str) -> tuple[int, str]:
@@ -130,24 +138,75 @@ def test_slices_heals_and_calls_are_counted(server: ApiServer, tmp_path: Path) -
         wait_for(lambda: f"slices_ready{labels}" not in scrape(), "it to be forgotten", look_s=0.1)
 
 
-def test_a_second_operator_stands_by_alive_and_not_ready(server: ApiServer, tmp_path: Path) -> None:
+def test_a_second_operator_stands_by_ready_and_asked_for_its_opinion(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """As controller-runtime has it: `helm --wait` waits for both, and the Service of the webhook leads to
+    both.
+    """
     space = Namespace(server)
-    one, other = free_ports(2)
-    arguments = ("--namespace", space.name, "--lease-seconds", "4", "--metrics-port")
-    with operating(server, tmp_path, *arguments, str(one)) as first:
-        wait_for(lambda: answer(one, "readyz") == (200, "ok"), "the first to be ready", look_s=0.1)
-        second = OperatorProcess(
-            server.kubeconfig, *arguments, str(other), log=tmp_path / "second.log"
-        ).start()
-        try:
-            second.hear("waiting for the lease")
-            assert answer(other, "healthz") == (200, "ok")
-            assert answer(other, "readyz")[0] == 503
-            assert "standing by" in answer(other, "readyz")[1]
-            first.stop()
-            wait_for(lambda: answer(other, "readyz")[0] == 200, "it to have the lease", look_s=0.1)
-        finally:
-            second.stop()
+    one, other, first_port, second_port = free_ports(4)
+    url = f"https://127.0.0.1:{first_port}/validate"
+    arguments = ("--namespace", space.name, "--lease-seconds", "4", "--webhook-url", url)
+    first_own = ("--metrics-port", str(one), "--webhook-port", str(first_port))
+    second_own = ("--metrics-port", str(other), "--webhook-port", str(second_port))
+
+    def leads(port: int) -> bool:
+        return f'leads{{namespace="{space.name}"}} 1.0' in answer(port, "metrics")[1]
+
+    try:
+        with operating(server, tmp_path, *arguments, *first_own) as first:
+            second = OperatorProcess(
+                server.kubeconfig, *arguments, *second_own, log=tmp_path / "second.log"
+            ).start()
+            try:
+                second.hear("waiting for the lease")
+                for port in (one, other):
+                    assert answer(port, "healthz") == (200, "ok")
+                    wait_for(lambda port=port: answer(port, "readyz")[0] == 200, "both ready", look_s=0.1)  # type: ignore[misc]
+                assert answer(other, "readyz")[1] == "standing by"
+                assert leads(one)
+                assert not leads(other)
+                for port in (first_port, second_port):
+                    assert not opinion(server, port, bad("hosts that don't fit the topology")[0], space)
+                    assert opinion(server, port, cluster(group(replicas=1, hosts=2)), space)
+                first.stop()
+                wait_for(lambda: leads(other), "it to have the lease", look_s=0.1)
+                wait_for(lambda: answer(other, "readyz") == (200, "ok"), "it to work", look_s=0.1)
+            finally:
+                second.stop()
+    finally:
+        server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator", "--ignore-not-found")
+
+
+def opinion(server: ApiServer, port: int, asked: dict[str, Any], space: Namespace) -> bool:
+    """Whether a webhook would have it, asked by somebody who believes what the API server was told to."""
+    known = server.request(
+        "GET", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/everstep-operator"
+    )
+    believed = base64.b64decode(known["webhooks"][0]["clientConfig"]["caBundle"]).decode()
+    review = {"uid": "1", "namespace": space.name, "object": {**asked, "metadata": asked["metadata"]}}
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": review}
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, context=ssl.create_default_context(cadata=believed), timeout=LIMIT_S
+    )
+    with contextlib.closing(connection):
+        connection.request("POST", "/validate", json.dumps(body))
+        return bool(json.loads(connection.getresponse().read())["response"]["allowed"])
+
+
+def test_an_operator_that_reaches_nobody_is_not_ready(tmp_path: Path, programs: None) -> None:
+    [port] = free_ports(1)
+    with ApiServer() as server:
+        install(server)
+        space = Namespace(server)
+        arguments = ("--namespace", space.name, "--lease-seconds", "4", "--metrics-port", str(port))
+        with operating(server, tmp_path, *arguments):
+            wait_for(lambda: answer(port, "readyz") == (200, "ok"), "it to be ready", look_s=0.1)
+            with server.away():
+                wait_for(lambda: answer(port, "readyz")[0] == 503, "it to say so", look_s=0.1)
+                assert answer(port, "healthz") == (200, "ok"), "to start it anew would help nobody"
+            wait_for(lambda: answer(port, "readyz") == (200, "ok"), "it to be ready again", look_s=0.1)
 
 
 def test_a_lease_is_held_as_controller_runtime_holds_it() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from everstep.kube import conditions, parity, pods, services, status
+from everstep.kube import conditions, gangs, parity, pods, services, status
 from everstep.kube.fields import BY_PATH, Verdict
 from everstep.kube.reconcile import Observed
 from everstep.kube.spec import Cluster, parse
@@ -89,7 +89,10 @@ def made() -> list[dict[str, Any]]:
     cluster = full()
     return [
         pods.head_pod(cluster, "a-head"),
-        *(pods.worker_pod(cluster, one, "a-name", "tpu-xxxxx", 0, 0) for one in cluster.groups),
+        *(
+            pods.worker_pod(cluster, one, "a-name", "tpu-xxxxx", 0, 0, gangs.GANGS[0])
+            for one in cluster.groups
+        ),
     ]
 
 
@@ -155,3 +158,13 @@ def test_what_the_status_says_is_what_is_listed() -> None:
     said = status.describe(cluster, Observed(pods=[], services=there), [], {}, 1000.0)
     assert set(said) <= names(parity.STATUS)
     assert set(conditions.KINDS) == names(parity.CONDITIONS)
+
+
+def test_each_behaviour_has_a_verdict_a_reason_where_it_differs_and_a_test_that_is_there() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operator-behaviours.md").read_text()
+    rows = [line.strip("|").split("|") for line in page.splitlines() if "`test_" in line]
+    assert len(rows) > 35
+    for behaviour, verdict, why, shown in ([cell.strip() for cell in row] for row in rows):
+        assert Verdict(verdict) is Verdict.SAME or why, behaviour
+        name, _, test = shown.strip("`").partition("::")
+        assert f"\ndef {test}(" in (Path(__file__).parent / name).read_text(), shown

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from e2e.ray.cluster import notes_in
 from everstep.kube.validation import problems
-from everstep.testing.kube import ApiServer
+from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from kube.live import Namespace, operating
+from kube.test_demand import training, world
 from kube.test_slices import cluster
 from kube.world import World, group, manifest
+from processes import LIMIT_S
 
 
 def changed(world: World, image: str = "rayproject/ray:2.61.0") -> None:
@@ -97,3 +103,42 @@ def test_slices_are_rolled_out_on_a_real_server(server: ApiServer, tmp_path: Pat
         space.run(*space.workers())
         space.see(lambda: space.anew(4, before), "the other one", kubelet=True)
         assert {p["spec"]["containers"][0]["image"] for p in space.workers()} == {"other"}
+
+
+@pytest.mark.timeout(900)
+def test_each_slice_is_told_before_it_is_replaced_so_that_no_step_is_made_twice(
+    server: ApiServer, tmp_path: Path, short_folder: str
+) -> None:
+    """Real Ray nodes, and a run that saves only when it is asked to."""
+    space = Namespace(server)
+    see = space.see
+    hosts = ray_group("w", 2, 1, rayStartParams={"num-cpus": "1"})
+    hosts["template"]["spec"]["terminationGracePeriodSeconds"] = 60
+    made = ray_cluster(short_folder, hosts)
+    made["metadata"]["annotations"]["everstep.dev/max-unavailable"] = "1"
+    wants = {"num_workers": [1, 2], "loop": {"save_every": "asked"}}
+    kubelets = ProcessKubelet(server, [f"{space.name}-{n}" for n in range(6)], space.name)
+    with kubelets as kubelet, operating(server, tmp_path, "--namespace", space.name):
+        space.create(made)
+        see(lambda: space.status().get("slices") == "2/2", "two slices of real Ray nodes")
+        [head] = space.pods(group="headgroup")
+        address = f"{head['status']['podIP']}:{made['spec']['headGroupSpec']['rayStartParams']['port']}"
+        with training(address, tmp_path, kubelet.logs, **wants) as driver:
+            see(lambda: world(tmp_path) == 2, "training on both")
+            before, trained = space.uids(), len(notes_in(tmp_path))
+            changed = space.cluster()["spec"]["workerGroupSpecs"]
+            changed[0]["template"]["spec"]["containers"][0]["env"].append({"name": "RELEASE", "value": "2"})
+            space.patch({"spec": {"workerGroupSpecs": changed}})
+            see(lambda: space.anew(2, before), "both anew, one after the other")
+            see(lambda: space.status()["slices"] == "2/2", "both ready")
+            see(lambda: world(tmp_path) == 2, "training on both again")
+            assert len(notes_in(tmp_path)) > trained
+            (tmp_path / "until").touch()
+            assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]
+        assert space.pods(group="headgroup")[0]["metadata"]["uid"] == head["metadata"]["uid"]
+    notes = notes_in(tmp_path)
+    steps = Counter((note["rank"], note["step"]) for note in notes if not note.get("restored"))
+    assert set(steps.values()) == {1}, "a step was made twice"
+    first = sorted(step for rank, step in steps if rank == 0)
+    assert first == list(range(1, len(first) + 1)), "a step is missing"
+    assert len({note["epoch"] for note in notes}) > 2

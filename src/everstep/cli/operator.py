@@ -136,9 +136,11 @@ async def _run(
             if metrics_port is not None:
                 await around.enter_async_context(metrics.served(running, metrics_port))
 
+            # Also while it stands by: a Service leads to whoever is ready.
+            if webhook is not None:
+                await around.enter_async_context(validating.served(webhook, api, settings))
+
             async def ready() -> None:
-                if webhook is not None:
-                    await around.enter_async_context(validating.served(webhook, api, settings))
                 where = ", ".join(settings.namespaces) or "all namespaces"
                 log.info("looking after RayClusters in %s", where)
 

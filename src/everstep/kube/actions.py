@@ -54,12 +54,26 @@ class CreateReplica(msgspec.Struct, frozen=True):
 
     def pod_group(self, cluster: Cluster) -> Manifest | None:
         """What has to be there before its Pods."""
-        if self.gang is None or len(self.pods) == 1:
+        if self.gang is None:
             return None
-        return gangs.pod_group(cluster, self._spec(cluster), self.index, self.gang)
+        return gangs.pod_group(cluster, self._spec(cluster), self.name, self.gang)
 
     def _spec(self, cluster: Cluster) -> GroupSpec:
         return next(group for group in cluster.groups if group.name == self.group)
+
+
+class CreatePodGroup(msgspec.Struct, frozen=True):
+    """A replica's is gone, and the replica is not."""
+
+    manifest: Manifest
+
+
+class DeletePodGroup(msgspec.Struct, frozen=True):
+    """Its replica is gone."""
+
+    name: str
+    uid: str
+    api: str
 
 
 class DeletePod(msgspec.Struct, frozen=True):
@@ -95,7 +109,18 @@ class Remember(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Action = CreateService | ChangeService | CreateHead | CreateReplica | DeletePod | LabelPod | Remember | Tell
+Action = (
+    CreateService
+    | ChangeService
+    | CreateHead
+    | CreateReplica
+    | CreatePodGroup
+    | DeletePodGroup
+    | DeletePod
+    | LabelPod
+    | Remember
+    | Tell
+)
 
 
 class Plan(msgspec.Struct, frozen=True):

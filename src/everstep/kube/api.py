@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -22,12 +23,19 @@ from everstep.kube import names
 
 _PAGE = 500
 _TIMEOUT_S = 30.0
-_WATCH_S = 290
+_WATCH_S = 60
+"""A watch is begun anew so often: one whose other end is gone without a word tells nothing."""
+_SILENT_S = 15
+"""And given up so long after it should have ended."""
 _REFRESH_S = 60.0
+_PATIENCE_S = 60.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
 _REMEDY = "name one with --kubeconfig or KUBECONFIG, and see what `kubectl cluster-info` says"
 MERGE = "application/merge-patch+json"
 
 Json = dict[str, Any]
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger("everstep.kube")
 
@@ -116,7 +124,14 @@ class Api:
         items: list[Json] = []
         query = {"limit": str(_PAGE), **({"labelSelector": selector} if selector else {})}
         while True:
-            page = await self.get(path, query)
+            try:
+                page = await self.get(path, query)
+            except ApiError as error:
+                if error.status != 410 or "continue" not in query:
+                    raise
+                # The server has forgotten what the first pages were of: all at once, then.
+                items, query = [], {"labelSelector": selector} if selector else {}
+                continue
             items += page["items"]
             going_on = page["metadata"].get("continue")
             if not going_on:
@@ -132,7 +147,7 @@ class Api:
             "timeoutSeconds": str(_WATCH_S),
             **({"labelSelector": selector} if selector else {}),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_S, sock_read=_WATCH_S + 30)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_S, sock_read=_WATCH_S + _SILENT_S)
         response = await self._request("GET", path, query, None, "application/json", timeout)
         try:
             rest = b""
@@ -219,6 +234,22 @@ UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 """What it looks like when there is no answer."""
 
 
+async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """For what is asked once, at the start: a server that is only busy, or just starting itself, is asked
+    again for a while. One that isn't there at all is the caller's to hear of at once.
+    """
+    pause, deadline = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return await ask()
+        except ApiError as error:
+            if not error.passing or time.monotonic() + pause > deadline:
+                raise
+            logger.warning("the API server can't answer yet: %s", error)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+
 def said(error: BaseException) -> str:
     """A time-out, for one, says nothing by itself."""
     return str(error) or type(error).__name__
@@ -238,6 +269,10 @@ def clusters_path(namespace: str | None, name: str = "", sub: str = "") -> str:
 
 def core_path(plural: str, namespace: str | None, name: str = "") -> str:
     return _path("/api/v1", plural, namespace, name, "")
+
+
+def pod_groups_path(api: str, namespace: str | None) -> str:
+    return _path(f"/apis/{api}", "podgroups", namespace, "", "")
 
 
 def path_for(manifest: Mapping[str, Any]) -> str:

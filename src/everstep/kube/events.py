@@ -31,9 +31,7 @@ class Events:
         meta = about["metadata"]
         name = _name(meta, note)
         try:
-            if name in self._counts:
-                await self._count_up(meta["namespace"], name, note, self._counts[name] + 1)
-            else:
+            if name not in self._counts or not await self._counted_up(meta["namespace"], name, note):
                 await self._write(about, name, note)
         except (ApiError, *UNREACHABLE) as error:
             logger.warning(
@@ -64,6 +62,16 @@ class Events:
                 raise
             known = await self._api.get(core_path("events", namespace, name))
             await self._count_up(namespace, name, note, int(known.get("count") or 1) + 1)
+
+    async def _counted_up(self, namespace: str, name: str, note: Tell) -> bool:
+        """Unless the server has forgotten it: it keeps events for an hour."""
+        try:
+            await self._count_up(namespace, name, note, self._counts[name] + 1)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
 
     async def _count_up(self, namespace: str, name: str, note: Tell, count: int) -> None:
         change = {"count": count, "lastTimestamp": stamp(time.time()), "message": note.message[:1000]}

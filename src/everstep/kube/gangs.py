@@ -1,7 +1,8 @@
 """A gang per slice: a replica of several hosts is scheduled as one or not at all. Pure.
 
 KubeRay's gangs are whole clusters, so that a slice that is replaced waits for nothing, or for all. Here each
-replica has a PodGroup of its own, at its place: the next replica there uses it again.
+replica has a PodGroup of its own, which goes when it does. Its successor gets another one: schedulers
+remember what became of a gang, and YuniKorn schedules an application as one only when it begins.
 """
 
 from __future__ import annotations
@@ -34,24 +35,38 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Whom Pods have to be given to. None: the default scheduler honours it."""
     queue: str | None = None
     """The label of a cluster that names a queue."""
-    spec: Callable[[int, str | None], Manifest] | None = None
-    """Of a PodGroup, by its size and queue."""
-    mark: Callable[[Manifest, str, GroupSpec], None]
+    spec: Callable[[GroupSpec, str | None], Manifest] | None = None
+    """Of a replica's PodGroup, given its group and queue. None: the scheduler makes PodGroups itself, or has
+    none.
+    """
+    mark: Callable[[Manifest, str, GroupSpec], None] = lambda pod, gang, group: None
     """Makes a Pod one of the gang of that name."""
-    fixed: bool = False
-    """A PodGroup can't change its size, so that one of another size has another name."""
 
 
-def _members(count: int, _: str | None) -> Manifest:
-    return {"minMember": count}
+def _members(group: GroupSpec, _: str | None) -> Manifest:
+    """With what all of its hosts ask for: a gang that can't fit isn't tried host by host."""
+    least = {
+        name: quantities.text(amount * group.num_of_hosts, binary=name == "memory")
+        for name, amount in _asked(group).items()
+    }
+    return {"minMember": group.num_of_hosts, **({"minResources": least} if least else {})}
 
 
-def _queued(count: int, queue: str | None) -> Manifest:
-    return {"minMember": count, **({"queue": queue} if queue else {})}
+def _queued(group: GroupSpec, queue: str | None) -> Manifest:
+    return {**_members(group, None), **({"queue": queue} if queue else {})}
 
 
-def _native(count: int, _: str | None) -> Manifest:
-    return {"schedulingPolicy": {"gang": {"minCount": count}}}
+def _native(group: GroupSpec, _: str | None) -> Manifest:
+    return {"schedulingPolicy": {"gang": {"minCount": group.num_of_hosts}}}
+
+
+def _asked(group: GroupSpec) -> dict[str, Decimal]:
+    """By each host."""
+    asked: dict[str, Decimal] = {}
+    for container in group.template["spec"]["containers"]:
+        for name, amount in quantities.requested(container).items():
+            asked[name] = asked.get(name, Decimal(0)) + quantities.number(amount)
+    return asked
 
 
 def _labelled(key: str) -> Callable[[Manifest, str, GroupSpec], None]:
@@ -68,11 +83,7 @@ def _grouped(pod: Manifest, gang: str, _: GroupSpec) -> None:
 
 def _as_application(pod: Manifest, gang: str, group: GroupSpec) -> None:
     """YuniKorn has no PodGroups: an application says which tasks it has to have at least."""
-    asked: dict[str, Decimal] = {}
-    for container in group.template["spec"]["containers"]:
-        for name, amount in quantities.requested(container).items():
-            asked[name] = asked.get(name, Decimal(0)) + quantities.number(amount)
-    least = {name: quantities.text(amount) for name, amount in asked.items()}
+    least = {name: quantities.text(amount) for name, amount in _asked(group).items()}
     task = {"name": gang, "minMember": group.num_of_hosts, "minResource": least}
     pod["metadata"]["labels"]["applicationId"] = gang
     pod["metadata"]["annotations"].update(
@@ -83,15 +94,15 @@ def _as_application(pod: Manifest, gang: str, group: GroupSpec) -> None:
     )
 
 
+def _of_kubernetes(version: str) -> Gang:
+    """Its own is young: each release has another version, and none has changed what is used here."""
+    api = f"scheduling.k8s.io/{version}"
+    return Gang(name="kubernetes", api=api, scheduler=None, spec=_native, mark=_grouped)
+
+
 GANGS: tuple[Gang, ...] = (
-    Gang(
-        name="kubernetes",
-        api="scheduling.k8s.io/v1alpha2",
-        scheduler=None,
-        spec=_native,
-        mark=_grouped,
-        fixed=True,
-    ),
+    _of_kubernetes("v1alpha3"),
+    _of_kubernetes("v1alpha2"),
     Gang(
         name="scheduler-plugins",
         api="scheduling.x-k8s.io/v1alpha1",
@@ -112,8 +123,7 @@ GANGS: tuple[Gang, ...] = (
         api="scheduling.run.ai/v2alpha2",
         scheduler="kai-scheduler",
         queue="kai.scheduler/queue",
-        spec=_queued,
-        mark=_annotated("pod-group-name"),
+        # Its pod-grouper puts the Pods of a RayCluster in a group of its own making, whatever they say.
     ),
     Gang(
         name="yunikorn",
@@ -143,41 +153,53 @@ def choose(cluster: Cluster, served: frozenset[str]) -> Gang | None:
     return next((gang for gang in there if gang.scheduler is None and asked is None), None)
 
 
-def name_of(cluster: Cluster, group: GroupSpec, index: int, gang: Gang) -> str:
-    """By its place, so that the next replica there finds it."""
-    place = names.host_name(group.name, index, 0).rpartition("-")[0]
-    return f"{cluster.name}-{place}" + (f"-of-{group.num_of_hosts}" if gang.fixed else "")
-
-
-def pod_group(cluster: Cluster, group: GroupSpec, index: int, gang: Gang) -> Manifest | None:
-    if gang.api is None or gang.spec is None:
+def pod_group(cluster: Cluster, group: GroupSpec, replica: str, gang: Gang) -> Manifest | None:
+    if gang.api is None or gang.spec is None or group.num_of_hosts == 1:
         return None
     queue = cluster.labels.get(gang.queue) if gang.queue else None
     return {
         "apiVersion": gang.api,
         "kind": "PodGroup",
         "metadata": {
-            "name": name_of(cluster, group, index, gang),
+            "name": names.pod_group(cluster.name, replica),
             "namespace": cluster.namespace,
             "labels": {
                 **names.labels(cluster.name, names.WORKER),
                 names.WORKER_GROUP: group.name,
+                names.REPLICA_NAME: replica,
                 **({gang.queue: queue} if gang.queue and queue else {}),
             },
             "ownerReferences": [cluster.as_owner],
         },
-        "spec": gang.spec(group.num_of_hosts, queue),
+        "spec": gang.spec(group, queue),
     }
 
 
-def join(cluster: Cluster, group: GroupSpec, index: int, gang: Gang, pod: Manifest) -> None:
+def join(cluster: Cluster, group: GroupSpec, replica: str, gang: Gang, pod: Manifest) -> None:
     """Makes a Pod one of its replica's gang."""
-    gang.mark(pod, name_of(cluster, group, index, gang), group)
+    name = names.pod_group(cluster.name, replica)
+    gang.mark(pod, name, group)
+    if gang.spec is not None:
+        pod["metadata"]["annotations"][names.POD_GROUP] = name
     if gang.queue and gang.queue in cluster.labels:
         label = _QUEUE_OF_PODS.get(gang.queue, gang.queue)
         pod["metadata"]["labels"].setdefault(label, cluster.labels[gang.queue])
     if gang.scheduler is not None:
         pod["spec"].setdefault("schedulerName", gang.scheduler)
+
+
+class PodGroupView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    uid: str
+    version: int
+    owner: str | None
+    """The uid of the RayCluster that it belongs to."""
+    replica: str
+    api: str
+
+
+PodGroups = Mapping[str, PodGroupView]
+"""By name."""
 
 
 def served(groups: Mapping[str, Any]) -> frozenset[str]:

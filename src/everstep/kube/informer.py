@@ -55,6 +55,7 @@ class Informer:
                 await asyncio.sleep(_BETWEEN_S)
             except Gone:
                 version = ""
+                pause = await _rest(pause)
             except ApiError as error:
                 if not self.synced.is_set() and not error.passing:
                     raise

@@ -86,6 +86,8 @@ class Lease:
         self._was_held = False
         self.ours = asyncio.Event()
         """Whether what it guards may be written. Its keeper sets it once all is known that others did."""
+        self.standing_by = False
+        """Whether somebody else holds it, as far as is known."""
 
     @property
     def valid(self) -> bool:
@@ -104,17 +106,20 @@ class Lease:
                     seen, since = mark, time.monotonic()
                 if self._is_free(spec, since) and await self._take(current):
                     break
+                self.standing_by = True
                 holder = spec.get("holderIdentity") or told
                 if holder != told:
                     logger.info("waiting for the lease in %s, which %s holds", self.namespace, holder)
                     told = holder
             except (ApiError, *UNREACHABLE) as error:
+                self.standing_by = False
                 if isinstance(error, ApiError) and error.status == 404:
                     raise LeaseGone(f"there is no namespace {self.namespace} for a lease: {error}") from error
                 if isinstance(error, ApiError) and not error.passing and not self._was_held:
                     raise
                 logger.warning("the lease in %s can't be had yet: %s", self.namespace, said(error))
             await asyncio.sleep(self._election.next_look_s)
+        self.standing_by = False
         logger.info("holding the lease in %s", self.namespace)
 
     def _is_free(self, spec: Mapping[str, Any], unchanged_since: float) -> bool:

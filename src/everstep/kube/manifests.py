@@ -65,7 +65,8 @@ def _everywhere() -> list[Manifest]:
             "apiGroups": ["admissionregistration.k8s.io"],
             "resources": ["validatingwebhookconfigurations"],
             "resourceNames": [names.OPERATOR],
-            "verbs": ["patch"],
+            # get: whom the API server believes already, like an operator that stands by.
+            "verbs": ["get", "patch"],
         },
     ]
 
@@ -89,9 +90,9 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get", "create"]},
         # A PodGroup for each slice, where a scheduler knows them.
         {
-            "apiGroups": sorted(gang.api.partition("/")[0] for gang in GANGS if gang.api),
+            "apiGroups": sorted({gang.api.partition("/")[0] for gang in GANGS if gang.api and gang.spec}),
             "resources": ["podgroups"],
-            "verbs": ["create", "patch"],
+            "verbs": ["list", "watch", "create", "delete"],
         },
         # The token of a cluster that wants one. They aren't read.
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
@@ -124,7 +125,7 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
             {"name": "metrics", "containerPort": _METRICS_PORT},
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
-        # One that stands by lives, and is ready once it has the lease.
+        # One that stands by is ready, too: an update starts the next one before it ends the last.
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": _METRICS_PORT},
             "initialDelaySeconds": 10,
@@ -145,8 +146,6 @@ def _deployment(image: str, home: str, namespaces: Sequence[str], all_clusters: 
         "metadata": _meta(home),
         "spec": {
             "replicas": 1,
-            # The next one is ready once it has the lease, which the last one gives back when it goes.
-            "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {

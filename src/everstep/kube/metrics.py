@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from enum import Enum
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -18,6 +19,15 @@ _HEALING_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 _GROUP = ("namespace", "cluster", "group")
 
 logger = logging.getLogger("everstep.kube")
+
+
+class Readiness(Enum):
+    """What an operator says of itself."""
+
+    STARTING = "starting: it hasn't seen everything yet"
+    WORKING = "ok"
+    STANDING_BY = "standing by"
+    CUT_OFF = "it has no lease, and can't see who has"
 
 
 class Metrics:
@@ -88,13 +98,13 @@ class Observed(Protocol):
     def metrics(self) -> Metrics: ...
 
     @property
-    def ready(self) -> bool: ...
+    def ready(self) -> Readiness: ...
 
 
 @contextlib.asynccontextmanager
 async def served(operator: Observed, port: int, address: str = "0.0.0.0") -> AsyncIterator[None]:
     """``/metrics``; and for the kubelet ``/healthz``, which answers while the operator's loop turns, and
-    ``/readyz``, which is well while this operator is the one that works.
+    ``/readyz``, which is well while this operator works, or stands by for the one that does.
     """
 
     async def scrape(_: web.Request) -> web.Response:
@@ -106,11 +116,9 @@ async def served(operator: Observed, port: int, address: str = "0.0.0.0") -> Asy
         return web.Response(text="ok")
 
     async def ready(_: web.Request) -> web.Response:
-        if operator.ready:
-            return web.Response(text="ok")
-        return web.Response(
-            status=503, text="standing by: another operator has the lease, or none can be had"
-        )
+        said = operator.ready
+        well = said in (Readiness.WORKING, Readiness.STANDING_BY)
+        return web.Response(status=200 if well else 503, text=said.value)
 
     app = web.Application()
     app.add_routes([web.get("/metrics", scrape), web.get("/healthz", healthy), web.get("/readyz", ready)])

@@ -32,6 +32,8 @@ TEMPLATE = "everstep.dev/template"
 MAX_UNAVAILABLE = "everstep.dev/max-unavailable"
 """An annotation of a cluster: a changed template is rolled out, so many replicas of a group at once."""
 RESTART_POLICY = "everstep.dev/restart-policy"
+POD_GROUP = "everstep.dev/pod-group"
+"""The PodGroup that a Pod was made one of, whichever scheduler's."""
 SLICE = "everstep.dev/slice"
 """A Ray node label: the slice that the node belongs to, whatever its accelerator."""
 SLICE_HOST = "everstep.dev/slice-host"
@@ -94,6 +96,14 @@ def host_name(group: str, index: int, host: int) -> str:
 def host_names(cluster: str, group: str, index: int, hosts: int) -> list[str]:
     """Stable names of a replica's hosts, as they resolve inside the namespace."""
     return [f"{host_name(group, index, host)}.{headless_service(cluster)}" for host in range(hosts)]
+
+
+def pod_group(cluster: str, replica: str) -> str:
+    """Of one replica, and never of another. It is also a label's value, which can't be long."""
+    name = f"{cluster}-{replica}"
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 17].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def unique(prefix: str, seed: str, taken: Container[str]) -> str:

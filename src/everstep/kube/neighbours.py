@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.kube import names
-from everstep.kube.api import Api, ApiError, clusters_path
+from everstep.kube.api import Api, ApiError, clusters_path, patiently
 from everstep.kube.operator import Settings
 
 logger = logging.getLogger("everstep.kube")
@@ -22,8 +22,8 @@ class NotHere(Exception):
 
 
 async def check(api: Api, settings: Settings) -> None:
-    await _check_resource(api, settings)
-    await _check_kuberay(api, settings)
+    await patiently(lambda: _check_resource(api, settings))
+    await patiently(lambda: _check_kuberay(api, settings))
 
 
 async def foreign_definition(api: Api) -> str | None:
@@ -44,6 +44,8 @@ async def _check_resource(api: Api, settings: Settings) -> None:
     try:
         await api.get(clusters_path(settings.namespaces[0] if settings.namespaces else None), {"limit": "1"})
     except ApiError as error:
+        if error.passing:
+            raise
         if error.status != 404:
             raise NotHere(
                 f"RayClusters can't be listed: {error}. The rights that the operator needs are those in "

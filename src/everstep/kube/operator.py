@@ -10,18 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from everstep.kube import names
 from everstep.kube.actions import Tell
-from everstep.kube.api import UNREACHABLE, Api, ApiError, clusters_path, core_path, said
+from everstep.kube.api import (
+    UNREACHABLE,
+    Api,
+    ApiError,
+    clusters_path,
+    core_path,
+    patiently,
+    pod_groups_path,
+    said,
+)
 from everstep.kube.events import Events
-from everstep.kube.gangs import served
+from everstep.kube.gangs import GANGS, served
 from everstep.kube.informer import Informer
 from everstep.kube.lease import Election, Lease, LeaseGone, LeaseLost
-from everstep.kube.metrics import Metrics
+from everstep.kube.metrics import Metrics, Readiness
 from everstep.kube.store import Key, Store
 from everstep.kube.strangers import Strangers
 from everstep.kube.tending import Tending
@@ -67,6 +77,8 @@ class Operator:
         self._store = Store()
         self._events = Events(api)
         self._leases: dict[str, Lease] = {}
+        self._known: list[Lease] = []
+        """Also those that are only waited for."""
         self._gates: dict[str, asyncio.Lock] = {}
         self._informers: dict[str | None, list[Informer]] = {}
         self._tending: dict[Key, Tending] = {}
@@ -93,11 +105,14 @@ class Operator:
             await asyncio.gather(*(lease.release() for lease in self._leases.values()))
 
     @property
-    def ready(self) -> bool:
-        """Whether it does its work: it has seen everything once, and holds the leases that it has had. One
-        that stands by isn't.
-        """
-        return self._started and all(lease.ours.is_set() for lease in self._leases.values())
+    def ready(self) -> Readiness:
+        """One that stands by is ready to work, and a webhook is served by each."""
+        standing_by = any(lease.standing_by for lease in self._known)
+        if not all(lease.ours.is_set() or lease.standing_by for lease in self._known):
+            return Readiness.CUT_OFF
+        if not self._started and not standing_by:
+            return Readiness.STARTING
+        return Readiness.STANDING_BY if standing_by else Readiness.WORKING
 
     async def _look_after(self, namespace: str | None, settled: asyncio.Event) -> None:
         if namespace is None:
@@ -108,7 +123,10 @@ class Operator:
         informers = self._informers[namespace] = self._make_informers(namespace)
         for informer in informers:
             self._tasks.create_task(informer.run())
-        for informer in informers:
+        for informer in (pod_groups := self._make_pod_group_informers(namespace)):
+            self._tasks.create_task(self._follow_pod_groups(informer, informers))
+        informers += pod_groups
+        for informer in list(informers):
             await informer.synced.wait()
         # Not before everything was seen once: what isn't known yet isn't missing.
         self._synced.add(namespace)
@@ -139,7 +157,12 @@ class Operator:
 
     async def _acquire(self, what: str, namespace: str, name: str) -> None:
         lease = Lease(self._api, namespace, name, self._settings.election)
-        await lease.acquire()
+        self._known.append(lease)
+        try:
+            await lease.acquire()
+        except LeaseGone:
+            self._known.remove(lease)
+            raise
         lease.ours.set()
         self.metrics.leads(what, True)
         self._leases[what] = lease
@@ -161,6 +184,7 @@ class Operator:
                     lease.ours.clear()
                     self.metrics.leads(what, False)
                     del self._leases[what]
+                    self._known.remove(lease)
                     lease.ours.set()  # whoever waits finds that it is no more
                     return
             lease.ours.clear()
@@ -171,12 +195,35 @@ class Operator:
             self.metrics.leads(what, True)
 
     async def _served(self) -> frozenset[str]:
-        """What is installed. A scheduler that comes later is found by the next operator."""
+        """Whose PodGroups are installed. A scheduler that comes later is found by the next operator."""
         try:
-            return served(await self._api.get("/apis"))
+            there = served(await patiently(lambda: self._api.get("/apis"))) & {
+                gang.api for gang in GANGS if gang.api
+            }
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("which APIs there are can't be seen: %s", said(error))
             return frozenset()
+        known = {gang.api for gang in GANGS if gang.api}
+        return frozenset([api for api in sorted(there & known) if await self._has_pod_groups(api)])
+
+    async def _has_pod_groups(self, api: str) -> bool:
+        """An API may be listed without them: Kubernetes' own has others beside."""
+        try:
+            resources = (await patiently(lambda: self._api.get(f"/apis/{api}")))["resources"]
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("what is in %s can't be seen, so its PodGroups aren't used: %s", api, said(error))
+            return False
+        return any(resource["name"] == "podgroups" for resource in resources)
+
+    async def _follow_pod_groups(self, informer: Informer, informers: list[Informer]) -> None:
+        """Those whose replica is gone go, too. Where they may not be seen, they stay."""
+        try:
+            await informer.run()
+        except ApiError as error:
+            logger.warning("PodGroups can't be watched, so that empty ones are left: %s", error.message)
+            self._store.sees_pod_groups = False
+            informers.remove(informer)
+            informer.synced.set()
 
     async def _follow_nodes(self) -> None:
         """Nodes are the cluster's. Where they may not be seen, their Pods tell of them, later."""
@@ -249,6 +296,23 @@ class Operator:
                 store.drop_cluster,
                 changed,
             ),
+        ]
+
+    def _make_pod_group_informers(self, namespace: str | None) -> list[Informer]:
+        store, selector = self._store, f"{names.CLUSTER},{names.REPLICA_NAME}"
+        return [
+            Informer(
+                self._api,
+                pod_groups_path(gang.api, namespace),
+                selector,
+                namespace,
+                partial(store.pod_groups_listed, gang.api),
+                store.put_pod_group,
+                store.drop_pod_group,
+                self._changed,
+            )
+            for gang in GANGS
+            if gang.spec is not None and gang.api is not None and gang.api in store.served
         ]
 
     def _changed(self, key: Key) -> None:

@@ -41,7 +41,7 @@ def _chart() -> dict[str, str]:
     values = (
         "# The operator's image: build it from deploy/operator.Dockerfile.\n"
         f"image: {_IMAGE}:{__version__}\n"
-        "# One works, and is ready; others stand by.\n"
+        "# One works; others are ready, and stand by.\n"
         "replicas: 1\n"
         "# Those that are looked after, each with a Role there; none means all.\n"
         "namespaces: []\n"

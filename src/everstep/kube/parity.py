@@ -82,6 +82,7 @@ ANNOTATIONS = (
     Row(names.STORAGE_NAMESPACE),
     Row(names.HOSTS, _D, f"{_OURS}: how many hosts the replica was made with"),
     Row(names.TEMPLATE, _D, f"{_OURS}: which template it was made of"),
+    Row(names.POD_GROUP, _D, f"{_OURS}: the PodGroup of its slice, where a scheduler reads those"),
     Row("ray.io/upgrade-strategy-recreate-hash", _I, f"`{names.TEMPLATE}` is in its place"),
     Row("ray.io/kuberay-version", _I, "it isn't KubeRay's"),
 )

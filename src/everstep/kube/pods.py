@@ -66,7 +66,7 @@ def worker_pod(
     )
     pod["metadata"]["annotations"][names.HOSTS] = str(group.num_of_hosts)
     if gang is not None and group.num_of_hosts > 1:
-        gangs.join(cluster, group, index, gang, pod)
+        gangs.join(cluster, group, replica, gang, pod)
     spec, ray = pod["spec"], pod["spec"]["containers"][0]
     address = f"{cluster.head_host}:{cluster.head.port}"
     command = raystart.command(group, {"address": address}, _slice_labels(group, index, host))

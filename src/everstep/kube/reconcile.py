@@ -27,9 +27,11 @@ from everstep.kube.actions import (
     Action,
     ChangeService,
     CreateHead,
+    CreatePodGroup,
     CreateReplica,
     CreateService,
     DeletePod,
+    DeletePodGroup,
     LabelPod,
     Plan,
     Remember,
@@ -56,7 +58,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """By what was refused, as ``setbacks`` names it."""
     failures: Failures = {}
     served: frozenset[str] = frozenset()
-    """The versions of APIs that the server has."""
+    """The versions of APIs in which the server has PodGroups."""
+    pod_groups: gangs.PodGroups | None = None
+    """Those of replicas; ``None`` where they can't be seen."""
     suspending: bool = False
     """It was told to suspend, and some of its Pods are still there: that is brought to its end first."""
     vacated: Collection[tuple[str, int]] = ()
@@ -85,7 +89,7 @@ class _Reconciliation:
         self.taken_names.update(name for group in cluster.groups for name in group.workers_to_delete)
 
     def plan(self) -> Plan:
-        actions = [*self._services(), *self._head()]
+        actions = [*self._services(), *self._head(), *self._left_pod_groups()]
         by_group: dict[str, list[PodView]] = {group.name: [] for group in self.cluster.groups}
         ungrouped: list[PodView] = []
         for pod in self.seen.pods:
@@ -109,6 +113,25 @@ class _Reconciliation:
             change = services.change(there, service) if there is not None else {}
             if (there is None or change) and self._may(setbacks.of_service(name)):
                 yield CreateService(service) if there is None else ChangeService(name, change)
+
+    def _left_pod_groups(self) -> Iterator[Action]:
+        """Those whose replica is gone: an empty one still counts in a queue."""
+        there = {pod.replica for pod in self.seen.pods}
+        for left in (self.seen.pod_groups or {}).values():
+            gone = left.owner == self.cluster.uid and left.replica not in there
+            if gone and self._may(setbacks.of_pod_group(left.name)):
+                yield DeletePodGroup(left.name, left.uid, left.api)
+
+    def _lost_pod_groups(self, group: GroupSpec, replicas: Sequence[Replica]) -> Iterator[Action]:
+        """Without it, no scheduler takes a replica's Pods that have no node yet."""
+        if self.gang is None or self.seen.pod_groups is None:
+            return
+        for replica in replicas:
+            name = next((pod.pod_group for pod in replica.pods if pod.pod_group), "")
+            lost = name and name not in self.seen.pod_groups and replica.hosts == group.num_of_hosts
+            made = gangs.pod_group(self.cluster, group, replica.name, self.gang) if lost else None
+            if made is not None and self._may(setbacks.of_pod_group(name)):
+                yield CreatePodGroup(made)
 
     def _head(self) -> Iterator[Action]:
         heads = [p for p in self.seen.pods if p.node_type == names.HEAD and p.owner is not None]
@@ -163,11 +186,12 @@ class _Reconciliation:
         for replica, why in doomed:
             yield from self._end(group, replica, why)
         ended = {replica.name for replica, _ in doomed}
-        kept = sum(replica.name not in ended for replica in found.replicas)
+        stay = [replica for replica in found.replicas if replica.name not in ended]
+        yield from self._lost_pod_groups(group, stay)
         # Just told to leave, or leaving still: its place is kept for it, unless it is stuck.
         leaving = sum(replica.holds_its_place(self.now, self.undeletable) for replica, _ in doomed)
         held = self._held(group.name, found.indices)
-        missing = desired - strangers - kept - leaving - len(held)
+        missing = desired - strangers - len(stay) - leaving - len(held)
         yield from self._create(group, found.indices | held, missing)
 
     def _end_strangers(

@@ -30,6 +30,10 @@ def of_pod(name: str) -> str:
     return f"Pod/{name}"
 
 
+def of_pod_group(name: str) -> str:
+    return f"PodGroup/{name}"
+
+
 def of_replica(group: str, index: int) -> str:
     """Of a replica that was there before."""
     return f"Replica/{group}/{index}"

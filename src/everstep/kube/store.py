@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from everstep.kube import names
+from everstep.kube.gangs import PodGroups, PodGroupView
 from everstep.kube.nodes import NodeView, node_view, notable
 from everstep.kube.setbacks import STEADY_S
-from everstep.kube.view import PodView, ServiceView, service_view, view
+from everstep.kube.view import PodView, ServiceView, owner_of, service_view, view
 
 Key = tuple[str, str]
 """A cluster's namespace and name."""
@@ -36,7 +37,9 @@ class Store:
         self._services: dict[Key, dict[str, ServiceView]] = {}
         self._nodes: dict[str, NodeView] = {}
         self.served: frozenset[str] = frozenset()
-        """The versions of APIs that the server has."""
+        """The versions of APIs in which the server has PodGroups."""
+        self.sees_pod_groups = True
+        self._pod_groups: dict[Key, dict[str, PodGroupView]] = {}
         self._buried: dict[str, None] = {}
         """The uids of the last Pods and clusters that went: an answer that comes late mustn't raise them."""
 
@@ -139,6 +142,43 @@ class Store:
             del known[there.name]
         return key
 
+    def pod_groups(self, key: Key) -> PodGroups | None:
+        return dict(self._pod_groups.get(key, {})) if self.sees_pod_groups else None
+
+    def put_pod_group(self, raw: Json) -> Key | None:
+        key, seen = _key(raw), _pod_group(raw)
+        if key is not None and seen.uid not in self._buried:
+            known = self._pod_groups.setdefault(key, {})
+            if seen.name not in known or seen.version >= known[seen.name].version:
+                known[seen.name] = seen
+        return key
+
+    def drop_pod_group(self, raw: Json) -> Key | None:
+        key = _key(raw)
+        if key is not None:
+            self.forget_pod_group(key, raw["metadata"]["name"], raw["metadata"]["uid"])
+        return key
+
+    def forget_pod_group(self, key: Key, name: str, uid: str) -> None:
+        self._bury(uid)
+        known = self._pod_groups.get(key, {})
+        if name in known and known[name].uid == uid:
+            del known[name]
+
+    def pod_groups_listed(
+        self, api: str, namespace: str | None, items: Iterable[Json], version: int
+    ) -> set[Key]:
+        listed = [{"apiVersion": api, **item} for item in items]
+        there = {item["metadata"]["uid"] for item in listed}
+        changed = {key for key in map(self.put_pod_group, listed) if key is not None}
+        for key, known in self._pod_groups.items():
+            for seen in list(known.values()):
+                mine = seen.api == api and namespace in (None, key[0])
+                if mine and seen.uid not in there and seen.version <= version:
+                    self.forget_pod_group(key, seen.name, seen.uid)
+                    changed.add(key)
+        return changed
+
     def clusters_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
         there = {self.put_cluster(item) for item in items}
         for key, raw in list(self.clusters.items()):
@@ -178,6 +218,18 @@ class Store:
 def _key(raw: Json) -> Key | None:
     name = (raw["metadata"].get("labels") or {}).get(names.CLUSTER)
     return (raw["metadata"]["namespace"], name) if name else None
+
+
+def _pod_group(raw: Json) -> PodGroupView:
+    meta = raw["metadata"]
+    return PodGroupView(
+        name=meta["name"],
+        uid=meta["uid"],
+        version=_version(raw),
+        owner=owner_of(raw),
+        replica=(meta.get("labels") or {}).get(names.REPLICA_NAME, ""),
+        api=raw["apiVersion"],
+    )
 
 
 def _version(raw: Json) -> int:

@@ -15,13 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.kube import actions, grouplabels, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
-from everstep.kube.api import UNREACHABLE, ApiError, clusters_path, core_path, path_for, said
+from everstep.kube.api import (
+    UNREACHABLE,
+    ApiError,
+    clusters_path,
+    core_path,
+    path_for,
+    pod_groups_path,
+    said,
+)
 from everstep.kube.facts import holds
 from everstep.kube.headstate import TOKEN_KEY
 from everstep.kube.lease import LeaseGone, LeaseLost
 from everstep.kube.nodes import on_nodes
 from everstep.kube.reconcile import Observed, reconcile
-from everstep.kube.setbacks import HEAD, Failure, Refusal, of_pod, of_service, remembered
+from everstep.kube.setbacks import (
+    HEAD,
+    Failure,
+    Refusal,
+    of_pod,
+    of_pod_group,
+    of_service,
+    remembered,
+)
 from everstep.kube.spec import Cluster, Manifest, parse
 from everstep.kube.store import Key
 from everstep.kube.validation import problems, unsupported
@@ -152,11 +168,13 @@ class Tending:
     def _observed(self) -> Observed:
         store = self._operator.store
         pods, self._look_at = on_nodes(store.pods(self._key), store.nodes, time.time())
-        there = {of_pod(pod.name) for pod in pods}
+        pod_groups = store.pod_groups(self._key)
+        there = {of_pod(pod.name) for pod in pods} | {of_pod_group(pod.pod_group) for pod in pods}
+        there |= {of_pod_group(name) for name in pod_groups or ()}
         self._refusals = {
             what: refusal
             for what, refusal in self._refusals.items()
-            if what in there or not what.startswith(of_pod(""))
+            if what in there or not what.startswith((of_pod(""), of_pod_group("")))
         }
         return Observed(
             pods=pods,
@@ -164,6 +182,7 @@ class Tending:
             refusals=dict(self._refusals),
             failures=dict(self._failures),
             served=store.served,
+            pod_groups=pod_groups,
             suspending=holds(self._status_before(), "RayClusterSuspending"),
             vacated=store.vacated(self._key),
         )
@@ -226,6 +245,13 @@ class Tending:
                     logger.info("%s/%s: deleting %s: %s", *self._key, name, action.reason)
                     deleting = self._delete(name, action.uid)
                     await self._try(cluster, raw, of_pod(name), f"the end of {name}", deleting)
+                case actions.CreatePodGroup(manifest=manifest):
+                    name = manifest["metadata"]["name"]
+                    writing = self._create_pod_group(manifest)
+                    await self._try(cluster, raw, of_pod_group(name), f"PodGroup {name}", writing)
+                case actions.DeletePodGroup(name=name, uid=uid, api=api):
+                    deleting = self._delete_pod_group(name, uid, api)
+                    await self._try(cluster, raw, of_pod_group(name), f"the end of PodGroup {name}", deleting)
                 case actions.LabelPod(name=name):
                     await self._try(cluster, raw, of_pod(name), f"{name}'s label", self._label(action))
                 case actions.CreateHead():
@@ -274,17 +300,25 @@ class Tending:
         there["metadata"].setdefault("labels", {})[names.CLUSTER] = self._name
         return there
 
-    async def _put(self, manifest: Manifest) -> None:
-        """Makes it, or makes what is there of that name the same."""
+    async def _create_pod_group(self, manifest: Manifest) -> None:
         self._operator.may_write(self._namespace)
-        path = path_for(manifest)
         try:
-            await self._operator.api.create(path, manifest)
+            made = await self._operator.api.create(path_for(manifest), manifest)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            change = {"spec": manifest["spec"], "metadata": {"labels": manifest["metadata"]["labels"]}}
-            await self._operator.api.patch(f"{path}/{manifest['metadata']['name']}", change)
+            return  # names are used once: it is ours, and the answer was lost
+        self._operator.store.put_pod_group(made)
+
+    async def _delete_pod_group(self, name: str, uid: str, api: str) -> None:
+        self._operator.may_write(self._namespace)
+        path = f"{pod_groups_path(api, self._namespace)}/{name}"
+        try:
+            await self._operator.api.delete(path, {"preconditions": {"uid": uid}})
+        except ApiError as error:
+            if not _is_gone(error):
+                raise
+        self._operator.store.forget_pod_group(self._key, name, uid)
 
     async def _create_head(self, action: actions.CreateHead) -> None:
         for manifest in action.beside:
@@ -300,7 +334,7 @@ class Tending:
         pod_group = action.pod_group(cluster)
         if pod_group is not None:
             try:
-                await self._put(pod_group)
+                await self._create_pod_group(pod_group)
             except (ApiError, *UNREACHABLE) as error:
                 told = f"the PodGroup of replica {action.index} of {action.group}"
                 await self._refused(cluster, raw, action.setback, told, error, growth=not action.heals)

@@ -45,6 +45,8 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is about to lose its node, if it is."""
     template: str | None = None
     """Which template it was made of, as ``spec`` fingerprints them."""
+    pod_group: str = ""
+    """The PodGroup that it was made one of, if it was."""
     ip: str = ""
     autoscaler: bool = False
     """Whether Ray's autoscaler runs beside Ray there."""
@@ -125,6 +127,7 @@ def view(pod: Mapping[str, Any]) -> PodView:
         node_lost=_node_lost(status, conditions),
         going=_going(conditions),
         template=annotations.get(names.TEMPLATE),
+        pod_group=annotations.get(names.POD_GROUP) or "",
         ip=status.get("podIP") or "",
         autoscaler=any(c.get("name") == names.AUTOSCALER for c in spec.get("containers") or ()),
         hint=_hint(labels, spec),

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import ipaddress
 import logging
+import secrets
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,13 +18,15 @@ import msgspec
 from aiohttp import web
 
 from everstep.kube import names
-from everstep.kube.api import Api, ApiError
+from everstep.kube.api import Api, ApiError, patiently
 from everstep.kube.operator import Settings, is_claimed
 from everstep.kube.validation import problems, unsupported
 
 PATH = "/validate"
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 _LIVES = datetime.timedelta(days=3650)
+_MOST_BELIEVED = 8
+_END = b"-----END CERTIFICATE-----"
 
 logger = logging.getLogger("everstep.kube")
 
@@ -130,14 +133,42 @@ def configuration(webhook: Webhook, certificate: bytes | None) -> dict[str, Any]
 
 
 async def _announce(api: Api, webhook: Webhook, certificate: bytes) -> None:
-    wanted = configuration(webhook, certificate)
+    """Has the API server ask us, and believe us beside those that it believes already: several operators
+    serve behind one Service.
+    """
+    # Of two at a time, one is refused, and looks again.
+    await patiently(lambda: _announce_once(api, webhook, certificate))
+
+
+async def _announce_once(api: Api, webhook: Webhook, certificate: bytes) -> None:
+    path = f"{_CONFIGURATIONS}/{names.OPERATOR}"
+    there = await _there(api, path)
+    if there is None:
+        await api.create(_CONFIGURATIONS, configuration(webhook, certificate))
+        return
+    wanted = configuration(webhook, believed(there, certificate))
+    version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+    # JSON merge patch would replace the list anyway; there is one webhook in it.
+    await api.patch(path, {"metadata": version, "webhooks": wanted["webhooks"]})
+
+
+async def _there(api: Api, path: str) -> Mapping[str, Any] | None:
     try:
-        # JSON merge patch would replace the list anyway; there is one webhook in it.
-        await api.patch(f"{_CONFIGURATIONS}/{names.OPERATOR}", {"webhooks": wanted["webhooks"]})
+        return await api.get(path)
     except ApiError as error:
         if error.status != 404:
             raise
-        await api.create(_CONFIGURATIONS, wanted)
+        return None
+
+
+def believed(there: Mapping[str, Any], certificate: bytes) -> bytes:
+    """The certificates that the API server knows, the newest last, and ours. Those of operators that are no
+    more are of no use to anybody, and go after a while.
+    """
+    clients = [hook.get("clientConfig") or {} for hook in there.get("webhooks") or ()]
+    known = b"".join(base64.b64decode(client.get("caBundle") or "") for client in clients)
+    certificates = [part + _END for part in known.split(_END) if part.strip()]
+    return b"".join(part.strip() + b"\n" for part in [*certificates, certificate][-_MOST_BELIEVED:])
 
 
 def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
@@ -148,7 +179,9 @@ def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names.OPERATOR)])
+    # A name of its own: whoever believes several finds the right one by it.
+    own = f"{names.OPERATOR}-{secrets.token_hex(8)}"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, own)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()

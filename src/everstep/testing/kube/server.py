@@ -150,6 +150,23 @@ class ApiServer:
         self._connections.kept = connection
         return answer.status, answer.reason, text
 
+    def define(self, definition: Mapping[str, Any]) -> None:
+        """A kind of object. It is served when this returns."""
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(definition))
+        self.wait_until_served(definition["metadata"]["name"])
+
+    def wait_until_served(self, definition: str) -> None:
+        """Not by `kubectl wait`, which fails at a definition that has no conditions yet."""
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition}"
+        deadline = time.monotonic() + _STARTING_S
+        while True:
+            conditions = self.request("GET", path).get("status", {}).get("conditions") or ()
+            if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{definition} isn't served after {_STARTING_S:.0f} s: {conditions}")
+            time.sleep(0.05)
+
     # Faults.
 
     @contextlib.contextmanager
