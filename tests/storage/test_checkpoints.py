@@ -161,6 +161,17 @@ def test_folders_and_links_in_a_checkpoint_are_followed(tmp_path: Path) -> None:
     assert [file.path for file in manifest.files] == ["deep/er/f", "file", "linked/g"]
 
 
+def test_a_folder_and_a_link_to_it_are_both_in_the_checkpoint(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "step-5" / "shards").mkdir(parents=True)
+    (source / "step-5" / "shards" / "0").write_text("0")
+    (source / "last").symlink_to("step-5")  # as frameworks leave one to the newest
+    (source / "step-5" / "top").symlink_to(source)
+    record = checkpoints.upload_part(store, Share("c", 0, 1, 1), source).record
+    manifest = blocking.commit(store, "c", 1, 1, [record])
+    assert [file.path for file in manifest.files] == ["last/shards/0", "step-5/shards/0"]
+
+
 def test_what_others_uploaded_is_listed_with_sizes_and_never_deleted(store: Store, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     (theirs / "d").mkdir(parents=True)
