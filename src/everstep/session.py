@@ -31,7 +31,7 @@ from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeErr
 from everstep.refusals import TuneContext
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.background import BackgroundUploads
-from everstep.storage.sources import check_source
+from everstep.storage.sources import check_source, overlap
 from everstep.storage.store import open_store
 
 if TYPE_CHECKING:
@@ -254,7 +254,8 @@ class Session:
                 f"checkpoint_upload_fn returned {type(done).__name__}", "return the uploaded Checkpoint"
             )
         part = self._note(share, done)
-        if delete_local and done.path != checkpoint.path:
+        is_elsewhere = "://" in done.path or not overlap(Path(done.path), Path(checkpoint.path))
+        if delete_local and is_elsewhere:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
         return part
 
