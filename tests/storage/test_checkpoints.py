@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import ConfigError, ConflictingFilesError, DamagedCheckpointError, StorageError
+from everstep.errors import (
+    ConfigError,
+    ConflictingFilesError,
+    ConflictingPlacesError,
+    DamagedCheckpointError,
+    StorageError,
+)
 from everstep.storage import checkpoints
 from everstep.storage.bucket import PIECE
 from everstep.storage.checkpoints import Manifest, Share
@@ -184,6 +190,21 @@ def test_what_others_uploaded_is_listed_with_sizes_and_never_deleted(store: Stor
     assert manifest.files == [FileRecord("d/shard", 7, "")]
     blocking.discard(store, "c")
     assert (theirs / "d" / "shard").exists()
+
+
+def test_ranks_that_saved_in_different_places_have_saved_no_checkpoint(
+    store: Store, bring: Bring, tmp_path: Path
+) -> None:
+    def note(rank: int, place: str) -> bytes:
+        return checkpoints.note_external(store, Share("c", rank, 1, 1), place).record
+
+    first, second = note(0, "s3://theirs/0"), note(1, "s3://theirs/1")
+    with pytest.raises(ConflictingPlacesError, match="rank 0 saved in s3://theirs/0, and rank 1 in s3://th"):
+        blocking.commit(store, "c", 1, 1, [first, second])
+    with pytest.raises(ConflictingPlacesError, match="rank 2 in"):
+        blocking.commit(store, "c", 1, 1, [first, bring(2, a="ours")])
+    own = [note(3, store.address("c")), bring(4, b="ours")]
+    assert blocking.commit(store, "c", 1, 1, own).ranks == [3, 4]
 
 
 def test_an_external_place_that_can_not_be_listed_is_only_noted(store: Store) -> None:

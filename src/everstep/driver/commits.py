@@ -20,7 +20,7 @@ from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History, to_delete
-from everstep.errors import ConflictingFilesError, DamagedCheckpointError, StorageError
+from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -63,7 +63,7 @@ class Commits:
             now = self._clock.now()
             self._say(f"checkpoint {ready.folder} can't be committed: {error}")
             cause = (
-                Failure(Kind.CONFLICT, now, str(error)) if isinstance(error, ConflictingFilesError) else None
+                Failure(Kind.CONFLICT, now, str(error)) if isinstance(error, ConflictingPartsError) else None
             )
             self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
@@ -96,7 +96,7 @@ class Commits:
             try:
                 parts = [part.record for _, part in ready.parts]
                 return await checkpoints.commit(self._run, ref, parts, bytes(metrics))
-            except (checkpoints.CommittedOtherwiseError, ConflictingFilesError, DamagedCheckpointError):
+            except (checkpoints.CommittedOtherwiseError, ConflictingPartsError, DamagedCheckpointError):
                 raise
             except StorageError as error:
                 if pause == _PAUSE_S:
