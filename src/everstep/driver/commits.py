@@ -20,6 +20,7 @@ from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History, to_delete
+from everstep.driver.scores import Scores
 from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
@@ -52,6 +53,7 @@ class Commits:
         self._say = say
         self._spawn = spawn
         self._clock = clock
+        self._scores = Scores(config, say)
         self._removing: set[str] = set()
 
     async def commit(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> bool:
@@ -80,6 +82,7 @@ class Commits:
                 command.order,
             )
         )
+        self._scores.look(self._history.checkpoints[ready.folder])
         self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder))
         self.retain()
         return True
