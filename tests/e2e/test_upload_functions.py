@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -132,6 +133,20 @@ def test_an_asynchronous_upload_function_that_raises_ends_training_with_its_erro
 
     with pytest.raises(TrainingFailedError, match="my store is away"):
         fit(function, tmp_path, workers=1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_asynchronous_upload_function_that_exits_is_not_waited_for(tmp_path: Path, workers: int) -> None:
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        sys.exit("my store is away")
+
+    def function() -> None:
+        report({}, save("0"), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=upload)
+        get_all_reported_checkpoints()
+        raise RuntimeError("the list is there")
+
+    with pytest.raises(TrainingFailedError, match="the list is there"):
+        fit(function, tmp_path, workers)
 
 
 def test_an_upload_that_ends_with_its_process_is_not_waited_for(tmp_path: Path) -> None:
