@@ -18,7 +18,7 @@ from everstep import (
     WorkerError,
     WorkerGroupError,
 )
-from everstep.errors import DamagedCheckpointError
+from everstep.errors import ConflictingFilesError, ConflictingPlacesError, DamagedCheckpointError
 
 ECHO = WorkerError(0, "host-0", "raised RuntimeError: connection closed by peer", exit_code=1)
 CAUSE = WorkerError(
@@ -90,6 +90,8 @@ def test_the_relations_are_those_of_ray_train():
         ControllerError(OSError("no route")),
         PreemptionError(PREEMPTED, drain_timed_out=True),
         ConfigError("is wrong.", "Do right.", "field"),
+        ConflictingFilesError("model.pt", (0, 1)),
+        ConflictingPlacesError(0, "s3://a", 1, "s3://b"),
         DamagedCheckpointError("/run/checkpoint_1", "model.pt", "is missing"),
         everstep.ReturnValueError("it can't be loaded", "the rest"),
         everstep.TooLargeError("of 300 MiB.", "Save it.", "metrics"),

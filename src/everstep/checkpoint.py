@@ -259,7 +259,9 @@ class Result:
     path: str
     """The run's folder."""
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
-    """Every checkpoint that was kept, with its metrics, oldest first."""
+    """Every checkpoint that was kept, with its metrics: the best last, by
+    ``CheckpointConfig(checkpoint_score_attribute=…)``; without one, the newest.
+    """
     metrics_history: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every report of the run, in order, across restarts."""
     return_value: Any = None
@@ -349,13 +351,22 @@ def _address(path: str | os.PathLike[str]) -> str:
 
 
 def find_metric(metrics: Mapping[str, Any], name: str) -> float | None:
-    """The number called ``name``, or found by following ``a/b`` through nested dicts."""
-    found: Any = metrics.get(name)
-    if found is None and "/" in name:
-        found = metrics
-        for part in name.split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
+    """The number called ``name``, or found by following ``a/b`` through nested dicts. Names may have slashes
+    of their own.
+    """
     try:
+        found = _found(metrics, name)
         return None if found is None else float(found)
     except (TypeError, ValueError):
         return None
+
+
+def _found(metrics: Mapping[str, Any], name: str) -> Any:
+    if (found := metrics.get(name)) is not None:
+        return found
+    nested = (
+        _found(value, name.removeprefix(f"{key}/"))
+        for key, value in metrics.items()
+        if isinstance(value, Mapping) and name.startswith(f"{key}/")
+    )
+    return next((found for found in nested if found is not None), None)

@@ -210,7 +210,24 @@ class StorageAccessError(StorageError, TrainingFailedError):
     """Storage that can't be written or read with what we were given. Never retried."""
 
 
-class ConflictingFilesError(StorageError):
+class ConflictingPartsError(StorageError):
+    """What ranks saved does not make one checkpoint: some of it would be lost."""
+
+
+class ConflictingPlacesError(ConflictingPartsError):
+    """Ranks saved in different places what they reported as one checkpoint."""
+
+    def __init__(self, rank: int, place: str, other_rank: int, other_place: str) -> None:
+        super().__init__(
+            f"rank {rank} saved in {place}, and rank {other_rank} in {other_place}, in the same report: one "
+            "checkpoint is one folder",
+            "save into one folder at all ranks (with a file of its own at each), or report on one rank only",
+        )
+        self.places = {rank: place, other_rank: other_place}
+        self.args = (rank, place, other_rank, other_place)
+
+
+class ConflictingFilesError(ConflictingPartsError):
     """Ranks saved different files under one name, in one checkpoint: all but one would be lost."""
 
     def __init__(self, file: str, ranks: tuple[int, ...]) -> None:

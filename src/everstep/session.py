@@ -31,7 +31,7 @@ from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeErr
 from everstep.refusals import TuneContext
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.background import BackgroundUploads
-from everstep.storage.sources import check_source
+from everstep.storage.sources import check_source, overlap
 from everstep.storage.store import open_store
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Session:
         self._committed = threading.Condition()
         self._undriven = False
         self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
-        self._failed_upload: Exception | None = None
+        self._failed_upload: BaseException | None = None
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
 
@@ -255,21 +255,23 @@ class Session:
                 f"checkpoint_upload_fn returned {type(done).__name__}", "return the uploaded Checkpoint"
             )
         part = self._note(share, done)
-        if delete_local and done.path != checkpoint.path:
+        is_elsewhere = "://" in done.path or not overlap(Path(done.path), Path(checkpoint.path))
+        if delete_local and is_elsewhere:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
         return part
 
     def _upload_later(self, upload: Callable[[], Part], index: int, held: bool, job: Path | None) -> None:
         try:
             part = upload()
-        except Exception as error:  # whatever is raised: it must reach the driver, not die with this thread
+        except BaseException as error:  # also sys.exit(): it must reach the driver, not end with this thread
             self._part_failed(index, error)
             if job is None:  # the user's own function: as if it had been called in report()
                 self._failed_upload = error
         else:
             self._link.send(wire.frame(wire.PartDone(msgspec.structs.replace(part, held=held))))
-        if job is not None:
-            snapshots.forget(job)
+        finally:
+            if job is not None:
+                snapshots.forget(job)
 
     def _raise_failed_upload(self) -> None:
         """What a function of the user's raised in the background is raised in the foreground."""
@@ -277,9 +279,8 @@ class Session:
         if error is not None and not isinstance(error, StorageError):
             raise error
 
-    def _part_failed(self, index: int, error: Exception) -> None:
-        reason = wire.clip(f"{type(error).__name__}: {error}")
-        self._link.send(wire.frame(wire.PartFailed(index, reason)))
+    def _part_failed(self, index: int, error: BaseException) -> None:
+        self._link.send(wire.frame(wire.PartFailed(index, wire.described(error))))
 
     def _folder(self, name: str | None, index: int) -> str:
         spec = self.spec
@@ -336,14 +337,6 @@ class Session:
             self._uncommitted = [k for k in self._uncommitted if k > index]
             self._committed.notify_all()
 
-    def wait_until_committed(self, upto: int, timeout_s: float | None) -> None:
-        """Until the checkpoints of the reports up to this one are committed, or given up."""
-        with self._committed:
-            if not self._committed.wait_for(
-                lambda: min(self._uncommitted, default=upto + 1) > upto, timeout_s
-            ):
-                raise TimeoutError
-
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there."""
         self._uploads.wait()
@@ -391,7 +384,8 @@ class Session:
 
     def reported(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         try:
-            found = self._list("checkpoints", self._index, timeout_s)
+            limit_s = None if timeout_s is None else max(0.0, timeout_s)
+            found = self._list("checkpoints", self._index, limit_s)
         except TimeoutError:
             found = self._list("checkpoints", 0, None)  # as it is now
         options = self.spec.storage_options

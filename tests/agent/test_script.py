@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +73,10 @@ def test_a_logger_that_a_module_has_set_up_here_is_left_as_it_is(logger: logging
     logger.handlers[:] = [own]
     set_up_logging(script)
     assert logger.handlers == [own]
+
+
+def test_arguments_are_the_scripts_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["train.py", "--data", os.fsdecode(b"\xff.csv"), "ü"]
+    monkeypatch.setattr(sys, "argv", given)
+    script = msgspec.msgpack.decode(msgspec.msgpack.encode(this_script()), type=Script)
+    assert script.arguments() == given

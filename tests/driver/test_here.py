@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import everstep
-from everstep import Checkpoint, RunConfig, ScalingConfig, Trainer
+from everstep import Checkpoint, CheckpointConfig, Result, RunConfig, ScalingConfig, Trainer
 from everstep.driver import journal
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import open_store
@@ -46,3 +52,80 @@ def test_a_run_whose_journal_has_lost_an_archive_goes_on(tmp_path: Path) -> None
         archive.unlink()
     assert fit() == 2
     assert complete(journal.scan_journal(store)).is_whole, "it has a new beginning"
+
+
+def fit_here(function: Any, tmp_path: Path, **run: Any) -> Result:
+    return Trainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path), if_finished="continue", **run),
+    ).fit()
+
+
+def save(text: str) -> Checkpoint:
+    folder = tempfile.mkdtemp()
+    (Path(folder) / "weights").write_text(text)
+    return Checkpoint(folder)
+
+
+def test_a_function_may_end_with_an_exit_as_in_a_worker(tmp_path: Path) -> None:
+    def function() -> None:
+        everstep.report({}, checkpoint=save("0"))
+        sys.exit()
+
+    result = fit_here(function, tmp_path)
+    assert (result.error, len(result.best_checkpoints)) == (None, 1)
+    with pytest.raises(SystemExit, match="3"):
+        fit_here(lambda: sys.exit(3), tmp_path)
+
+
+@pytest.mark.parametrize("mode", [everstep.CheckpointUploadMode.SYNC, everstep.CheckpointUploadMode.ASYNC])
+def test_a_commit_or_a_removal_that_storage_refuses_does_not_end_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    mode: everstep.CheckpointUploadMode,
+) -> None:
+    refused = everstep.StorageError("no space left")
+
+    async def refuse(*_: object) -> None:
+        raise refused
+
+    def function() -> str:
+        for step in range(3):
+            with monkeypatch.context() as patch:
+                if step == 1:
+                    patch.setattr("everstep.storage.checkpoints.commit", refuse)
+                if step == 2:
+                    patch.setattr("everstep.driver.deletions.Deletions.remove", refuse)
+                everstep.report({"step": step}, save(str(step)), checkpoint_upload_mode=mode)
+                everstep.get_all_reported_checkpoints()
+        return "trained on"
+
+    result = fit_here(function, tmp_path, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    assert (result.return_value, [metrics["step"] for _, metrics in result.best_checkpoints]) == (
+        "trained on",
+        [2],
+    )
+    told = capfd.readouterr().err
+    assert "checkpoint_0001_000002 can't be committed: no space left" in told
+    assert "checkpoint_0001_000001 is no longer needed, and can't be removed: no space left" in told
+
+
+def test_a_terminal_is_left_to_the_debugger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = os.openpty()
+    threads: list[str] = []
+
+    def first() -> None:
+        pass
+
+    def changed() -> None:
+        threads.extend(thread.name for thread in threading.enumerate())
+
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(leader, "rb", buffering=0) as seen, os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        fit_here(first, tmp_path)
+        fit_here(changed, tmp_path)
+        assert b"changed since this run was last started" in seen.read(4096)
+    assert "everstep-display" not in threads

@@ -61,6 +61,32 @@ def test_checkpoints_are_ranked_with_the_best_last() -> None:
     assert [kept.ref.folder for kept in scored(3.0, 1.0).ranked(None, "max")] == ["c0", "c1"]
 
 
+def test_a_score_is_found_in_nested_metrics_whose_names_have_slashes_too() -> None:
+    history = History()
+    for n, score in enumerate([9.0, 1.0, 2.0]):
+        ref = CheckpointRef(f"c{n}", 1, n, order=n)
+        history.checkpoints[ref.folder] = Kept(ref, {"eval": 0, "eval/main": {"top": {"1": score}}}, None)
+    assert to_delete(history, CheckpointConfig(1, "eval/main/top/1")) == ["c1"]
+
+
+def test_an_older_checkpoint_whose_upload_ends_later_stays_the_older_one() -> None:
+    history = History()
+    for index, order in [(2, 1), (3, 2), (1, 3)]:  # in the order of their commits
+        ref = CheckpointRef(f"c{index}", 1, index, order=order)
+        history.checkpoints[ref.folder] = Kept(ref, {"score": 0.0}, None)
+    assert [kept.ref.folder for kept in history.in_order()] == ["c1", "c2", "c3"]
+    assert to_delete(history, CheckpointConfig(2)) == ["c1"]
+    assert to_delete(history, CheckpointConfig(2, "score")) == ["c1"], "of equal ones the newer is better"
+
+
+def test_of_two_replica_groups_the_checkpoint_that_was_complete_later_is_the_newer_one() -> None:
+    history = History()
+    for group, index, order in [(0, 2, 1), (1, 1, 2), (0, 1, 3), (0, 3, 4)]:
+        ref = CheckpointRef(f"g{group}.{index}", 1, index, group, order=order)
+        history.checkpoints[ref.folder] = Kept(ref, {}, None)
+    assert [kept.ref.folder for kept in history.in_order()] == ["g0.1", "g0.2", "g1.1", "g0.3"]
+
+
 def opened(lease: int, at: float, wall: float) -> records.Opened:
     owner = records.Owner(host="h", boot="b", pid=1, started=0)
     return records.Opened(1, lease, owner, at, wall, "0", "run", 1, 1, "", "", "n")

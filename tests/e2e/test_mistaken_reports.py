@@ -142,3 +142,19 @@ def test_the_same_file_from_every_rank_is_one_file(tmp_path: Path) -> None:
     checkpoint = fit(function, tmp_path).checkpoint
     assert checkpoint is not None
     assert (Path(checkpoint.path) / "config.json").read_text() == "{}"
+
+
+def test_ranks_that_report_different_places_end_the_run_and_are_named(tmp_path: Path) -> None:
+    def function() -> None:
+        rank = get_context().get_world_rank()
+        mine = tmp_path / f"mine-{rank}"
+        mine.mkdir()
+        (mine / f"shard-{rank}").write_text("weights")
+        report({}, Checkpoint(mine), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+
+    failures = FailureConfig(max_failures=-1)
+    with pytest.raises(
+        TrainingFailedError, match="rank 0 saved in .*mine-0, and rank 1 in .*mine-1"
+    ) as caught:
+        fit(function, tmp_path / "runs", workers=2, failure_config=failures)
+    assert "into one folder" in str(caught.value)

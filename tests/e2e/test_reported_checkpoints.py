@@ -146,3 +146,18 @@ def test_without_workers_a_background_upload_is_listed_too(tmp_path: Path) -> No
         return len(get_all_reported_checkpoints())
 
     assert fit(function, tmp_path, workers=0).return_value == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_score_that_no_report_has_is_said_once_with_the_names_that_there_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    def function() -> None:
+        for step in range(3):
+            report({"loss": 1.0, "step": step}, checkpoint=save(str(step)))
+
+    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="los")
+    fit(function, tmp_path, workers, checkpoint_config=config)
+    (told,) = [line for line in capfd.readouterr().err.splitlines() if "checkpoint_score_attribute" in line]
+    assert "without a number 'los'" in told
+    assert told.endswith("Its metrics: loss, step")

@@ -55,49 +55,64 @@ Path(f"rank-{os.environ['RANK']}.json").write_text(json.dumps(facts))
 """
 
 
-CONFLICT = """
-import tempfile
+CHECKPOINTS = """
+import os, sys, tempfile
 from pathlib import Path
 
 import everstep as train
 from everstep.torch import TorchTrainer
 
-def train_loop():
-    rank = train.get_context().get_world_rank()
-    if rank:
-        train.collective.barrier()
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model").write_text(f"of rank {rank}")
-        train.report({}, checkpoint=train.Checkpoint(folder))
-    if not rank:
-        train.collective.barrier()
+def save(name, text):
+    folder = tempfile.mkdtemp()
+    (Path(folder) / name).write_text(text)
+    return train.Checkpoint(folder)
 
-TorchTrainer(
-    train_loop,
-    scaling_config=train.ScalingConfig(num_workers=0),
-    run_config=train.RunConfig(storage_path="runs"),
-).fit()
+def look():
+    for step in range(1, 11):
+        rank = train.get_context().get_world_rank()
+        train.report({"step": step}, checkpoint=save("step", str(step)) if rank == step % 2 else None)
+        with train.get_checkpoint().as_directory() as folder:
+            assert (Path(folder) / "step").read_text() == str(step), (rank, step, folder)
+        assert len(train.get_all_reported_checkpoints()) == step, (rank, step)
+        train.collective.barrier()
+    sys.exit()
+
+def conflict():
+    if train.get_context().get_world_rank() == 0:
+        train.report({}, checkpoint=save("weights", "of 0"))
+    train.collective.barrier()
+    if train.get_context().get_world_rank() == 1:
+        train.report({}, checkpoint=save("weights", "of 1"))
+
+try:
+    TorchTrainer(
+        {"look": look, "conflict": conflict}[sys.argv[1]],
+        scaling_config=train.ScalingConfig(num_workers=0),
+        run_config=train.RunConfig(storage_path="runs", name="run"),
+    ).fit()
+except train.TrainingFailedError as error:
+    Path(f"rank-{os.environ['RANK']}").write_text(str(error))
+else:
+    Path(f"rank-{os.environ['RANK']}").write_text("finished")
 """
 
 
-def torchrun(folder: Path, config: dict[str, Any], *more: str, restarts: int = 0) -> list[dict[str, Any]]:
-    done = launched(folder, SCRIPT, json.dumps(config), *more, restarts=restarts)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-def launched(
-    folder: Path, script: str, *arguments: str, restarts: int = 0
-) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, script: str, *arguments: str, restarts: int = 0) -> None:
     (folder / "script.py").write_text(script)
     launch = ["--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", "--local-addr=127.0.0.1"]
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *launch, "script.py", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def torchrun(folder: Path, config: dict[str, Any], *more: str, restarts: int = 0) -> list[dict[str, Any]]:
+    launched(folder, SCRIPT, json.dumps(config), *more, restarts=restarts)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def test_processes_of_torchrun_are_one_group_with_one_run(tmp_path: Path) -> None:
@@ -124,14 +139,18 @@ def test_torchrun_restarts_the_group_and_it_goes_on_from_the_newest_checkpoint(t
     assert leader["metrics"] == {"step": 6, "rank": 0}
 
 
-def test_a_checkpoint_that_can_not_be_committed_once_another_rank_has_reported_ends_the_run(
-    tmp_path: Path,
-) -> None:
-    done = launched(tmp_path, CONFLICT)
-    assert done.returncode != 0
-    assert "ranks 0 and 1" in done.stderr
-    (run,) = (tmp_path / "runs").iterdir()
-    assert everstep.Result.from_path(str(run)).checkpoint is None
+def test_ranks_see_the_checkpoint_of_their_report_and_may_end_with_an_exit(tmp_path: Path) -> None:
+    launched(tmp_path, CHECKPOINTS, "look")
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["finished"] * 2
+    result = everstep.Result.from_path(tmp_path / "runs" / "run")
+    assert (result.error, len(result.best_checkpoints)) == (None, 10)
+
+
+def test_files_of_one_name_end_the_run_on_every_rank(tmp_path: Path) -> None:
+    launched(tmp_path, CHECKPOINTS, "conflict")
+    for rank in (0, 1):
+        assert "ranks 0 and 1 saved 'weights'" in (tmp_path / f"rank-{rank}").read_text()
+    assert everstep.Result.from_path(tmp_path / "runs" / "run").error is not None
 
 
 def test_a_trainer_that_has_no_group_of_processes_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -88,6 +89,34 @@ def test_an_asynchronous_upload_function_runs_behind_the_training_functions_back
     assert fit(function, tmp_path, workers).return_value is True
 
 
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("place", ["another way there", "below", "above"])
+def test_what_a_function_returns_is_not_removed_with_the_folder_that_it_was_given(
+    tmp_path: Path, place: str, mode: CheckpointUploadMode
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    given = {"another way there": "link/mine/part", "below": "mine", "above": "mine/part"}[place]
+    kept = {"another way there": "mine/part", "below": "mine/part", "above": "mine"}[place]
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        return Checkpoint(tmp_path / kept)
+
+    def function() -> None:
+        (tmp_path / "mine" / "part").mkdir(parents=True)
+        (tmp_path / "mine" / "part" / "weights").write_text("0")
+        report(
+            {},
+            Checkpoint(tmp_path / given),
+            checkpoint_upload_mode=mode,
+            delete_local_checkpoint_after_upload=True,
+            checkpoint_upload_fn=upload,
+        )
+
+    checkpoint = fit(function, tmp_path / "runs", workers=0).checkpoint
+    assert checkpoint == Checkpoint(tmp_path / kept)
+    assert (tmp_path / "mine" / "part" / "weights").read_text() == "0"
+
+
 @pytest.mark.parametrize("returns", [True, False])
 def test_an_asynchronous_upload_function_that_raises_ends_training_with_its_error(
     tmp_path: Path, returns: bool
@@ -104,6 +133,20 @@ def test_an_asynchronous_upload_function_that_raises_ends_training_with_its_erro
 
     with pytest.raises(TrainingFailedError, match="my store is away"):
         fit(function, tmp_path, workers=1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_asynchronous_upload_function_that_exits_is_not_waited_for(tmp_path: Path, workers: int) -> None:
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        sys.exit("my store is away")
+
+    def function() -> None:
+        report({}, save("0"), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=upload)
+        get_all_reported_checkpoints()
+        raise RuntimeError("the list is there")
+
+    with pytest.raises(TrainingFailedError, match="the list is there"):
+        fit(function, tmp_path, workers)
 
 
 def test_an_upload_that_ends_with_its_process_is_not_waited_for(tmp_path: Path) -> None:

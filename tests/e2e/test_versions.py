@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import everstep
 from everstep import RunConfig, Trainer
 from everstep.agent import wire
+from everstep.engine.local.cluster import socket_of
 from everstep.errors import AgentVersionError
 from everstep.testing import LocalCluster
 from processes import LIMIT_S, alive, wait_for
@@ -75,3 +78,20 @@ def test_a_cluster_of_another_version_is_refused_with_the_remedy(
         cluster = LocalCluster(1, 1, 1)
     with cluster, pytest.raises(AgentVersionError, match="Install the same version of Everstep"):
         Trainer(lambda: None, run_config=RunConfig(storage_path=str(tmp_path)), engine=cluster).fit()
+
+
+@pytest.mark.parametrize("version", [wire.WIRE_VERSION - 1, wire.WIRE_VERSION + 1])
+def test_an_agent_takes_no_orders_from_a_driver_of_another_version(version: int) -> None:
+    """One that is too old to compare them itself."""
+    attach, claim = wire.Attach(version, "theirs", 9), wire.Claim("theirs", 9, 60.0, (os.getpid(), 0))
+    with LocalCluster(1, 1, 1) as cluster, socket.socket(socket.AF_UNIX) as driver:
+        (host,) = cluster.hosts
+        driver.settimeout(LIMIT_S)
+        driver.connect(str(socket_of(cluster.folder, host)))
+        for message in (attach, claim, attach):
+            driver.sendall(wire.frame(message))
+        frames = wire.Frames()
+        told: list[Any] = []
+        while len(told) < 2:
+            told += [wire.from_agent.decode(body) for body in frames.feed(driver.recv(1 << 16))]
+    assert [(status.version, status.run) for status in told] == [(wire.WIRE_VERSION, "")] * 2

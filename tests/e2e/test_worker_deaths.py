@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, WorkerGroupError
+from everstep import (
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    WorkerGroupError,
+)
 from everstep.control.commands import GroupStarted, Recovered, RecoveryDecided
 from everstep.control.failures import Kind
 from everstep.driver import journal, records
@@ -253,6 +261,35 @@ def test_the_error_names_the_rank_that_failed_first_not_its_peers(tmp_path: Path
     assert "ZeroDivisionError: the reason" in first_line
     assert 'raise ZeroDivisionError("the reason")' in str(caught.value)
     assert "about to fail" in "\n".join(caught.value.first_cause.log_tail)
+
+
+class SaysNothing(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SaysNothing(), "raised SaysNothing: its message can't be shown"),
+        (FileNotFoundError(os.fsdecode(b"\xff.csv")), r"raised FileNotFoundError: \udcff.csv"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_is_named_whatever_its_message_is(
+    tmp_path: Path, error: Exception, told: str, workers: int
+) -> None:
+    def function() -> None:
+        raise error
+
+    trainer = Trainer(
+        function,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    )
+    with pytest.raises(TrainingFailedError) as caught:
+        trainer.fit()
+    assert told in str(caught.value).splitlines()[0]
 
 
 def test_an_exit_code_is_a_failure_and_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from everstep.errors import ConfigError, ConflictingFilesError, DamagedCheckpointError, StorageError
+from everstep.errors import (
+    ConfigError,
+    ConflictingFilesError,
+    ConflictingPlacesError,
+    DamagedCheckpointError,
+    StorageError,
+)
 from everstep.storage import checkpoints
 from everstep.storage.bucket import PIECE
 from everstep.storage.checkpoints import Manifest, Share
@@ -161,6 +167,17 @@ def test_folders_and_links_in_a_checkpoint_are_followed(tmp_path: Path) -> None:
     assert [file.path for file in manifest.files] == ["deep/er/f", "file", "linked/g"]
 
 
+def test_a_folder_and_a_link_to_it_are_both_in_the_checkpoint(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "step-5" / "shards").mkdir(parents=True)
+    (source / "step-5" / "shards" / "0").write_text("0")
+    (source / "last").symlink_to("step-5")  # as frameworks leave one to the newest
+    (source / "step-5" / "top").symlink_to(source)
+    record = checkpoints.upload_part(store, Share("c", 0, 1, 1), source).record
+    manifest = blocking.commit(store, "c", 1, 1, [record])
+    assert [file.path for file in manifest.files] == ["last/shards/0", "step-5/shards/0"]
+
+
 def test_what_others_uploaded_is_listed_with_sizes_and_never_deleted(store: Store, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     (theirs / "d").mkdir(parents=True)
@@ -173,6 +190,21 @@ def test_what_others_uploaded_is_listed_with_sizes_and_never_deleted(store: Stor
     assert manifest.files == [FileRecord("d/shard", 7, "")]
     blocking.discard(store, "c")
     assert (theirs / "d" / "shard").exists()
+
+
+def test_ranks_that_saved_in_different_places_have_saved_no_checkpoint(
+    store: Store, bring: Bring, tmp_path: Path
+) -> None:
+    def note(rank: int, place: str) -> bytes:
+        return checkpoints.note_external(store, Share("c", rank, 1, 1), place).record
+
+    first, second = note(0, "s3://theirs/0"), note(1, "s3://theirs/1")
+    with pytest.raises(ConflictingPlacesError, match="rank 0 saved in s3://theirs/0, and rank 1 in s3://th"):
+        blocking.commit(store, "c", 1, 1, [first, second])
+    with pytest.raises(ConflictingPlacesError, match="rank 2 in"):
+        blocking.commit(store, "c", 1, 1, [first, bring(2, a="ours")])
+    own = [note(3, store.address("c")), bring(4, b="ours")]
+    assert blocking.commit(store, "c", 1, 1, own).ranks == [3, 4]
 
 
 def test_an_external_place_that_can_not_be_listed_is_only_noted(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Literal, TextIO
 
@@ -31,15 +32,22 @@ class LoggerSetUp(msgspec.Struct, frozen=True):
 
 
 class Script(msgspec.Struct, frozen=True):
-    argv: list[str] = []
+    argv: list[bytes] = []
+    """As the system gave them: names of files need not be text."""
     loggers: list[LoggerSetUp] = []
+
+    def arguments(self) -> list[str]:
+        """As ``sys.argv`` has them."""
+        return [os.fsdecode(argument) for argument in self.argv]
 
 
 def this_script() -> Script:
     """Of this process, as it is now."""
     names = [name for name, logger in logging.root.manager.loggerDict.items() if _is_set_up(logger)]
     loggers = [logging.root, *map(logging.getLogger, sorted(names))]
-    return Script(list(sys.argv), [_set_up_of(logger) for logger in loggers])
+    return Script(
+        [os.fsencode(str(argument)) for argument in sys.argv], [_set_up_of(logger) for logger in loggers]
+    )
 
 
 def set_up_logging(script: Script) -> None:

@@ -101,7 +101,8 @@ class Template:
         # Imports make millions of objects that stay: collecting garbage among them is a fifth of the time.
         gc.disable()
         sys.path[:] = load.python_path
-        sys.argv[:] = load.script.argv  # before the user's modules, which may read it when they are imported
+        # Before the user's modules, which may read it when they are imported.
+        sys.argv[:] = load.script.arguments()
         self._may_fork = load.may_fork
         try:
             missing = _import_all(load.preload)
@@ -112,8 +113,7 @@ class Template:
                     raise ImportError(f"{package} can't be imported: {missing[package]}")
             set_up_logging(load.script)
         except BaseException as error:  # whatever the user's module raises when it is imported
-            message = wire.clip(f"{type(error).__name__}: {error}")
-            self._say(wire.LoadFailed(message, wire.clip(traceback.format_exc())))
+            self._say(wire.LoadFailed(wire.described(error), wire.clip(traceback.format_exc())))
             return
         self._loaded = (function, load.config, backend)
         why_not = ""

@@ -20,7 +20,7 @@ from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.storage.store import Limits
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
@@ -45,8 +45,20 @@ def frame(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def described(error: BaseException) -> str:
+    """An exception as a text that can be sent, whatever its class and its message are."""
+    try:
+        text = str(error)
+    except Exception:  # the user's own class: the traceback says more
+        text = "its message can't be shown, since its __str__ raises"
+    return clip(f"{type(error).__name__}: {text}".strip())
+
+
 def clip(text: str) -> str:
-    """The beginning and the end of a text that may be of any length (an exception's message)."""
+    """The beginning and the end of a text that may be of any length (an exception's message), and may have
+    what isn't text in it (the name of a file).
+    """
+    text = text.encode(errors="backslashreplace").decode()
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2

@@ -17,6 +17,7 @@ import cloudpickle
 
 from everstep import session as sessions
 from everstep.agent import kernel, raynode, scratch, wire
+from everstep.agent.answers import Answers
 from everstep.backend.base import Backend
 from everstep.errors import DamagedCheckpointError, TooLargeError
 
@@ -30,9 +31,8 @@ class SocketLink:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._seq = 0
         self._turn = 0
-        self._answers: dict[int, queue.SimpleQueue[wire.Answer]] = {}
+        self._answers = Answers()
         self.rendezvous: queue.SimpleQueue[wire.Rendezvous] = queue.SimpleQueue()
         self.session: sessions.Session | None = None
 
@@ -47,24 +47,13 @@ class SocketLink:
             _await_the_end()
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
-        box: queue.SimpleQueue[wire.Answer] = queue.SimpleQueue()
-        with self._sending:
-            self._seq += 1
-            seq = self._seq
-            turn = 0
-            if what in COLLECTIVES:
-                turn = self._turn = self._turn + 1
-            self._answers[seq] = box
-            self._send(wire.frame(wire.Ask(seq, what, body, turn)))
-        try:
-            answer = box.get(timeout=timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"{what}: no answer within {timeout_s} s") from None
-        finally:
-            self._answers.pop(seq, None)
-        if answer.error:
-            raise RuntimeError(answer.error)
-        return answer.body
+        with self._answers.expected() as question:
+            with self._sending:
+                turn = 0
+                if what in COLLECTIVES:
+                    turn = self._turn = self._turn + 1
+                self._send(wire.frame(wire.Ask(question.seq, what, body, turn)))
+            return question.wait(what, timeout_s)
 
     def listen(self) -> None:
         """The reader thread: what the driver says."""
@@ -84,9 +73,7 @@ class SocketLink:
             case wire.Rendezvous():
                 self.rendezvous.put(message)
             case wire.Answer():
-                box = self._answers.get(message.seq)
-                if box is not None:
-                    box.put(message)
+                self._answers.put(message)
             case wire.Committed():
                 if self.session is not None:
                     self.session.committed(message.index)
@@ -173,7 +160,7 @@ def work(
         echo = backend.is_peer_failure(error)
         sys.stderr.write(text)
         _flush()
-        message = wire.clip(f"{type(error).__name__}: {error}".strip().split("\n")[0])
+        message = wire.described(error).split("\n")[0]
         final = isinstance(error, TooLargeError)
         raised = wire.Raised(message, wire.clip(text), echo, at, joined, _damaged(error, spec), final)
         link.send(wire.frame(raised))
@@ -202,7 +189,7 @@ def _returned(value: Any) -> wire.Returned:
     try:
         data = bytes(cloudpickle.dumps(value))
     except Exception as error:  # cloudpickle raises whatever the object's own code does
-        return wire.Returned(None, wire.clip(f"it can't be pickled: {type(error).__name__}: {error}"))
+        return wire.Returned(None, f"it can't be pickled: {wire.described(error)}")
     if len(data) > wire.MAX_PAYLOAD:
         size, most = wire.as_size(len(data)), wire.as_size(wire.MAX_PAYLOAD)
         return wire.Returned(None, f"it has {size}, and at most {most} can be sent")

@@ -55,8 +55,8 @@ class LaunchedGroup(Protocol):
         """What this rank tells the leader, in order. Waits for more; for a thread of its own."""
         ...
 
-    def tell_all(self, frame: bytes) -> None:
-        """From rank 0 to all others."""
+    def tell(self, rank: int, frame: bytes) -> None:
+        """From rank 0 to another one."""
         ...
 
     def told_by_leader(self) -> Iterator[bytes]: ...

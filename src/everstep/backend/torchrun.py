@@ -33,8 +33,9 @@ class TorchrunGroup:
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self._server = None if hosted or member.rank else self._connect(is_master=True)
         self._store = self._connected()
+        self._telling = self._connected()  # while the function's own thread waits at a barrier
         self._upwards = itertools.count(1)
-        self._downwards = itertools.count(1)
+        self._downwards = [itertools.count(1) for _ in range(member.world_size)]
         self._shared = itertools.count(1)
         self._barriers = itertools.count(1)
 
@@ -60,18 +61,18 @@ class TorchrunGroup:
         self._store.wait([f"{key}/all"], _WAIT)
 
     def tell_leader(self, frame: bytes) -> None:
-        self._store.set(f"up/{self.member.rank}/{next(self._upwards)}", frame)
+        self._telling.set(f"up/{self.member.rank}/{next(self._upwards)}", frame)
 
     def told_by(self, rank: int) -> Iterator[bytes]:
-        return self._told(f"up/{rank}", forget=True)
+        return self._told(f"up/{rank}")
 
-    def tell_all(self, frame: bytes) -> None:
-        self._store.set(f"down/{next(self._downwards)}", frame)
+    def tell(self, rank: int, frame: bytes) -> None:
+        self._telling.set(f"down/{rank}/{next(self._downwards[rank])}", frame)
 
     def told_by_leader(self) -> Iterator[bytes]:
-        return self._told("down", forget=False)
+        return self._told(f"down/{self.member.rank}")
 
-    def _told(self, where: str, *, forget: bool) -> Iterator[bytes]:
+    def _told(self, where: str) -> Iterator[bytes]:
         store = self._connected()
         for number in itertools.count(1):
             key = f"{where}/{number}"
@@ -83,6 +84,6 @@ class TorchrunGroup:
                     return  # the launcher is gone, and all of its processes with it
                 except dist.DistStoreError:
                     continue  # nothing yet
-            yield bytes(store.get(key))
-            if forget:
-                store.delete_key(key)
+            told = bytes(store.get(key))
+            store.delete_key(key)
+            yield told

@@ -20,7 +20,8 @@ from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History, to_delete
-from everstep.errors import ConflictingFilesError, DamagedCheckpointError, StorageError
+from everstep.driver.scores import Scores
+from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -52,6 +53,7 @@ class Commits:
         self._say = say
         self._spawn = spawn
         self._clock = clock
+        self._scores = Scores(config, say)
         self._removing: set[str] = set()
 
     async def commit(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> bool:
@@ -63,7 +65,7 @@ class Commits:
             now = self._clock.now()
             self._say(f"checkpoint {ready.folder} can't be committed: {error}")
             cause = (
-                Failure(Kind.CONFLICT, now, str(error)) if isinstance(error, ConflictingFilesError) else None
+                Failure(Kind.CONFLICT, now, str(error)) if isinstance(error, ConflictingPartsError) else None
             )
             self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
@@ -80,6 +82,7 @@ class Commits:
                 command.order,
             )
         )
+        self._scores.look(self._history.checkpoints[ready.folder])
         self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder))
         self.retain()
         return True
@@ -96,7 +99,7 @@ class Commits:
             try:
                 parts = [part.record for _, part in ready.parts]
                 return await checkpoints.commit(self._run, ref, parts, bytes(metrics))
-            except (checkpoints.CommittedOtherwiseError, ConflictingFilesError, DamagedCheckpointError):
+            except (checkpoints.CommittedOtherwiseError, ConflictingPartsError, DamagedCheckpointError):
                 raise
             except StorageError as error:
                 if pause == _PAUSE_S:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from everstep import session as sessions
 from everstep.agent import wire
+from everstep.agent.answers import Answers
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
 from everstep.checkpoint import Result
-from everstep.config import CheckpointConfig
 from everstep.control.commands import Outcome
 from everstep.control.events import CheckpointRef
 from everstep.control.placement import Assignment
@@ -29,9 +29,16 @@ from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, read_history, result_of, to_delete
 from everstep.driver.lease import Lease
-from everstep.driver.questions import all_kept, listing, newest_of
+from everstep.driver.questions import QUESTIONS, all_kept, listing, newest_of
 from everstep.driver.repair import Repair
-from everstep.errors import WorkerError, WorkerGroupError
+from everstep.driver.scores import Scores
+from everstep.errors import (
+    ConflictingPartsError,
+    StorageError,
+    TrainingFailedError,
+    WorkerError,
+    WorkerGroupError,
+)
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Limits, Store, open_store
@@ -55,20 +62,42 @@ class Opening(msgspec.Struct, frozen=True):
         return msgspec.msgpack.encode(self)
 
 
+@dataclass(frozen=True)
+class _Question:
+    """Of another rank, about checkpoints."""
+
+    rank: int
+    seq: int
+    what: str
+    upto: int
+    """The last report of the rank that asks."""
+
+
 class HereLink:
     """A link whose other end is this process: what a driver does about reports is done here, at once."""
 
-    def __init__(self, run: Store, lease: Lease, spec: RunSpec, group: LaunchedGroup | None) -> None:
+    def __init__(
+        self,
+        run: Store,
+        lease: Lease,
+        spec: RunSpec,
+        group: LaunchedGroup | None,
+        say: Callable[[str], None],
+    ) -> None:
         self._folder = run
         self._run = ImmediateStore(run)
         self._history = lease.history
         self._journal = lease.journal
         self._config = spec.run.checkpoint_config
+        self._scores = Scores(self._config, say)
         self._group = group
+        self._say = say
         self.epoch = 0
         self._heard_of = threading.Condition()
-        self._failed: Exception | None = None
-        """What went wrong when another rank was heard. The function's thread raises it."""
+        self._questions: list[_Question] = []
+        """Of other ranks, until their own reports are dealt with."""
+        self.failure: Exception | None = None
+        """What ends the run, and could not be raised where it was found."""
         self._rows: dict[int, msgspec.Raw] = {}
         world = group.member.world_size if group is not None else 1
         self._book = ReportBook(frozenset(range(world)))
@@ -94,33 +123,32 @@ class HereLink:
 
     def _listen(self, rank: int) -> None:
         assert self._group is not None
-        try:
-            for frame in self._group.told_by(rank):
-                if self._heard(rank, frame):
-                    return
-        except Exception as error:  # whatever is raised: it must not die with this thread
-            with self._heard_of:
-                self._failed = error
-                self._heard_of.notify_all()
+        for frame in self._group.told_by(rank):
+            if self._heard(rank, frame):
+                return
 
     def send(self, frame: bytes) -> None:
-        self._raise_what_failed()
         self._heard(0, frame)
-
-    def _raise_what_failed(self) -> None:
-        if self._failed is not None:
-            raise self._failed
+        self._raise_failure()
 
     def _heard(self, rank: int, frame: bytes) -> bool:
         """Whether that was the last that this rank had to say."""
+        returned = False
         with self._heard_of:  # the function's thread reports, the one that uploads, and other ranks
-            self._heard_of.notify_all()
             for body in wire.Frames().feed(frame):
                 message = wire.from_worker.decode(body)
-                self._settle(self._take_in(rank, message))
-                if isinstance(message, wire.Returned):
-                    return True
-        return False
+                try:
+                    self._settle(self._take_in(rank, message))
+                except Exception as error:  # on a thread of ours: raised by what the function calls next
+                    self.failure = self.failure or error
+                returned = returned or isinstance(message, wire.Returned)
+            self._answer()
+            self._heard_of.notify_all()
+        return returned
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def _take_in(self, rank: int, message: wire.AnyFromWorker) -> Settled:
         match message:
@@ -134,28 +162,46 @@ class HereLink:
             case wire.PartDone() as done:
                 return self._book.reported(rank, 0, (), (done.part,))
             case wire.PartFailed() as failed:
-                print(f"everstep: checkpoint {failed.index} could not be saved: {failed.reason}")
+                self._say(f"checkpoint {failed.index} could not be saved: {failed.reason}")
                 self._dealt_with("", failed.index)
                 return self._book.upload_failed(rank, failed.index)
             case wire.Returned():
                 return self._book.returned(rank)
+            case wire.Ask() as ask:
+                upto = msgspec.msgpack.decode(ask.body, type=int)
+                self._questions.append(_Question(rank, ask.seq, ask.what, upto))
+                return Settled()
             case _:
                 return Settled()
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
+        if what not in QUESTIONS:
+            return _agree(what, body, self._group) if self._group is not None else body
+        upto = msgspec.msgpack.decode(body, type=int)
+        with self._heard_of:
+            is_due = self._heard_of.wait_for(lambda: self.failure or self._is_due(what, upto), timeout_s)
+            self._raise_failure()
+            if not is_due:
+                raise TimeoutError
+            return self._found(what)
+
+    def _is_due(self, what: str, upto: int) -> bool:
+        """Commits are made where the last part is heard of: there are none under way."""
+        return self._book.has_all(upto) and (what == "newest" or not self._book.is_uploading(upto))
+
+    def _found(self, what: str) -> bytes:
         if what == "newest":
             return newest_of(self._history, self._folder)
-        if what == "checkpoints":
-            upto = msgspec.msgpack.decode(body, type=int)
-            with self._heard_of:
-                if not self._heard_of.wait_for(lambda: self._failed or self._has_dealt_with(upto), timeout_s):
-                    raise TimeoutError
-            self._raise_what_failed()
-            return listing(all_kept(self._history, self._config), self._folder)
-        return _agree(what, body, self._group) if self._group is not None else body
+        return listing(all_kept(self._history, self._config), self._folder)
 
-    def _has_dealt_with(self, upto: int) -> bool:
-        return self._book.has_all(upto) and not self._book.is_uploading(upto)
+    def _answer(self) -> None:
+        """Answer the other ranks' questions that need not wait any more."""
+        due = [question for question in self._questions if self._is_due(question.what, question.upto)]
+        self._questions = [question for question in self._questions if question not in due]
+        for question in due:
+            assert self._group is not None
+            answer = wire.Answer(question.seq, self._found(question.what))
+            self._group.tell(question.rank, wire.frame(answer))
 
     # ------------------------------------------------------------------ what comes of it
 
@@ -167,21 +213,39 @@ class HereLink:
         ref = CheckpointRef(ready.folder, self.epoch, ready.index)
         metrics = self._rows.get(ready.index, msgspec.Raw(msgspec.msgpack.encode({})))
         parts = [part.record for _, part in ready.parts]
-        manifest = complete(checkpoints.commit(self._run, ref, parts, bytes(metrics)))
+        try:
+            manifest = complete(checkpoints.commit(self._run, ref, parts, bytes(metrics)))
+        except ConflictingPartsError:
+            raise
+        except StorageError as error:  # as with workers: the one before stays the newest
+            self._say(f"checkpoint {ready.folder} can't be committed: {error}; training goes on")
+            self._dealt_with(ready.folder, ready.index)
+            return
         now = time.monotonic()
         self.write(records.Committed(now, ready.folder, self.epoch, ready.index, metrics, manifest.external))
         complete(self._journal.flush())
+        self._scores.look(self._history.checkpoints[ready.folder])
         self._dealt_with(ready.folder, ready.index)
         for folder in to_delete(self._history, self._config):
             self.write(records.Deleted(now, folder))
+            self._remove(folder)
+
+    def _remove(self, folder: str) -> None:
+        try:
             complete(self._deletions.remove(folder))
+        except StorageError as error:
+            self._say(f"{folder} is no longer needed, and can't be removed: {error}")
 
     def _dealt_with(self, folder: str, index: int) -> None:
         """No rank waits for this checkpoint any more."""
         if self.session is not None:
             self.session.committed(index)
+        self._tell_all(wire.Committed(folder, index))
+
+    def _tell_all(self, message: wire.AnyToWorker) -> None:
         if self._group is not None:
-            self._group.tell_all(wire.frame(wire.Committed(folder, index)))
+            for rank in range(1, self._group.member.world_size):
+                self._group.tell(rank, wire.frame(message))
 
     def write(self, record: records.AnyRecord) -> None:
         self._journal.append(record)
@@ -198,21 +262,21 @@ class HereLink:
         self.send(wire.frame(wire.Returned(None)))
         for thread in self._listeners:
             thread.join()
-        self._raise_what_failed()
+        self._raise_failure()
 
     def close(self, closed: records.Closed) -> None:
         self.write(closed)
         complete(self._journal.flush())
+        self._tell_all(wire.Undriven(True))
 
 
 class BesideLink:
     """The link of another rank than 0, which torchrun has started."""
 
-    def __init__(self, group: LaunchedGroup, run: Store, config: CheckpointConfig) -> None:
+    def __init__(self, group: LaunchedGroup) -> None:
         self._group = group
-        self._run = run
-        self._config = config
         self._sending = threading.Lock()
+        self._answers = Answers()
         self._listener = threading.Thread(target=self._listen, name="everstep-rank-0", daemon=True)
         self.session: sessions.Session | None = None
 
@@ -220,11 +284,16 @@ class BesideLink:
         self._listener.start()
 
     def _listen(self) -> None:
+        """Until rank 0 has closed the run."""
         for frame in self._group.told_by_leader():
             for body in wire.Frames().feed(frame):
                 match wire.to_worker.decode(body):
                     case wire.Committed() as committed if self.session is not None:
                         self.session.committed(committed.index)
+                    case wire.Answer() as answer:
+                        self._answers.put(answer)
+                    case wire.Undriven():
+                        return
                     case _:
                         pass
 
@@ -233,17 +302,16 @@ class BesideLink:
             self._group.tell_leader(frame)
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
-        if what == "newest":
-            return newest_of(read_history(self._run), self._run)
-        if what == "checkpoints":
-            upto = msgspec.msgpack.decode(body, type=int)
-            assert self.session is not None
-            self.session.wait_until_committed(upto, timeout_s)
-            return listing(all_kept(read_history(self._run), self._config), self._run)
-        return _agree(what, body, self._group)
+        if what not in QUESTIONS:
+            return _agree(what, body, self._group)
+        with self._answers.expected() as question:
+            self.send(wire.frame(wire.Ask(question.seq, what, body)))
+            return question.wait(what, timeout_s)
 
     def finish(self) -> None:
+        """This rank has returned: its function, or what comes after fit(), may need the run's end."""
         self.send(wire.frame(wire.Returned(None)))
+        self._listener.join()
 
 
 def _agree(what: str, body: bytes, group: LaunchedGroup) -> bytes:
@@ -264,7 +332,7 @@ def run_here(
 ) -> Result:
     """As the only rank, or as rank 0 of a group that was launched."""
     history = lease.history
-    link = HereLink(run, lease, spec, group)
+    link = HereLink(run, lease, spec, group, say)
     link.put_in_order(lease, say)
     link.epoch = history.last_epoch + 1
     newest = history.newest
@@ -276,19 +344,28 @@ def run_here(
     link.listen()
     outcome, message, value = Outcome.FAILED, "", None
     try:
-        value = _train(spec, session, link, group)
+        value = _train(spec, session, group)
+        link.finish()
         outcome = Outcome.FINISHED
     except KeyboardInterrupt:
         outcome = Outcome.STOPPED
         raise
-    except WorkerGroupError as error:
-        message = f"{type(error.__cause__).__name__}: {error.__cause__}"
-        raise
+    except Exception as error:
+        ended_by = _as_failure(link.failure) if link.failure is not None else error
+        message = wire.described(ended_by.__cause__ or ended_by)
+        raise ended_by from ended_by.__cause__
     finally:
         link.close(records.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
-    if group is not None:
-        group.share(b"closed")
     return replace(result_of(run, history, spec.run.storage_options), return_value=value)
+
+
+def _as_failure(error: Exception) -> Exception:
+    """What all ranks' reports came to is no fault of one rank's function."""
+    if not isinstance(error, StorageError):
+        return error
+    failure = TrainingFailedError(f"Training failed: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def run_beside(spec: RunSpec, group: LaunchedGroup) -> Result:
@@ -298,37 +375,47 @@ def run_beside(spec: RunSpec, group: LaunchedGroup) -> Result:
     run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(opening.name)
     if opening.finished:
         return result_of(run, read_history(run), spec.run.storage_options)
-    link = BesideLink(group, run, spec.run.checkpoint_config)
+    link = BesideLink(group)
     session = sessions.Session(_worker(spec, run, opening, group), link)
     link.session = session
     link.listen()
-    value = _train(spec, session, link, group)
-    group.share(b"")  # rank 0 has closed the run
-    return replace(result_of(run, read_history(run), spec.run.storage_options), return_value=value)
+    value = _train(spec, session, group)
+    link.finish()
+    history = read_history(run)
+    if history.outcome != Outcome.FINISHED.value:
+        raise TrainingFailedError(f"Training failed at rank 0: {history.message or history.outcome}")
+    return replace(result_of(run, history, spec.run.storage_options), return_value=value)
 
 
-def _train(
-    spec: RunSpec, session: sessions.Session, link: HereLink | BesideLink, group: LaunchedGroup | None
-) -> Any:
+def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None) -> Any:
     """What a worker does, in this process."""
     member = session.spec.member
     sessions.enter(session)
     try:
         endpoint: Endpoint = spec.backend.host(member) if group is None else group.endpoint
         spec.backend.join(member, endpoint, spec.run.deadlines.start_s)
-        config = spec.train_loop_config
         session.hand_over(spec.datasets)
-        value = spec.train_fn() if config is None else spec.train_fn(dict(config))
+        value = _returned(spec)
         session.finish()
-        link.finish()
         spec.backend.leave(member)
     except Exception as error:  # the function may raise anything; it stays attached, for the debugger
-        failure = WorkerError(member.rank, "this process", f"raised {type(error).__name__}: {error}")
+        failure = WorkerError(member.rank, "this process", f"raised {wire.described(error)}")
         why = "num_workers=0 runs once, without recovery"
         raise WorkerGroupError(why, {member.rank: failure}, member.rank) from error
     finally:
         sessions.enter(None)
     return value
+
+
+def _returned(spec: RunSpec) -> Any:
+    """What the function returns. It may end with ``sys.exit()``, too, as in a worker."""
+    config = spec.train_loop_config
+    try:
+        return spec.train_fn() if config is None else spec.train_fn(dict(config))
+    except SystemExit as error:
+        if error.code:
+            raise
+        return None
 
 
 def _worker(spec: RunSpec, run: Store, opening: Opening, group: LaunchedGroup | None) -> wire.WorkerSpec:

@@ -217,8 +217,19 @@ class History:
             yield RecoveryDecided(at, cause, budget.value, spent, 0, (), 0.0)
 
     def in_order(self) -> list[Kept]:
-        """The checkpoints that there are, as they became complete. Commits may end in another order."""
-        return sorted(self.checkpoints.values(), key=lambda kept: (kept.ref.epoch, kept.ref.order))
+        """The checkpoints that there are, the oldest first, by the controller's rule: within an incarnation
+        of a replica group as they were reported, between incarnations as they became complete. An upload in
+        the background may end after that of a later report.
+        """
+        complete: dict[tuple[int, int, int], int] = {}
+        found = []
+        for kept in sorted(self.checkpoints.values(), key=lambda kept: kept.ref.index, reverse=True):
+            ref = kept.ref
+            incarnation = (ref.epoch, ref.group, ref.generation)
+            # Not later than those that were reported after it.
+            order = complete[incarnation] = min(ref.order, complete.get(incarnation, ref.order))
+            found.append(((ref.epoch, order, ref.index), kept))
+        return [kept for _, kept in sorted(found, key=lambda entry: entry[0])]
 
     def ranked(self, attribute: str | None, order: str) -> list[Kept]:
         """The best last, or the newest where nothing ranks them. Who has no score, or NaN, is worst."""

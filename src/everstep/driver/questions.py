@@ -15,6 +15,9 @@ from everstep.driver.history import History, Kept, to_delete
 from everstep.driver.uncommitted import EQUALLY_OFTEN, named
 from everstep.storage.store import Store
 
+QUESTIONS = ("checkpoints", "newest")
+"""What workers may ask. See ``CheckpointQuestions``."""
+
 
 def all_kept(history: History, config: CheckpointConfig) -> list[Kept]:
     """Every checkpoint that there is: the best last, or the newest where nothing ranks them."""

@@ -16,7 +16,7 @@ from everstep.driver import records
 from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History
-from everstep.errors import ConflictingFilesError, DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageAccessError, StorageError
 from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -128,7 +128,7 @@ class Repair:
         for folder, parts in sorted(whole, key=lambda entry: (entry[1][0].epoch, entry[1][0].index)):
             try:
                 self._record(folder, await self._commit(folder, parts))
-            except (checkpoints.CommittedOtherwiseError, ConflictingFilesError):
+            except (checkpoints.CommittedOtherwiseError, ConflictingPartsError):
                 # Somebody has made it void, and could not record that; or it can't be one.
                 unfinished.append(folder)
             except DamagedCheckpointError as error:

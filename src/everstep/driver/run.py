@@ -35,7 +35,7 @@ from everstep.datasets import is_rays
 from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.clock import MachineClock
-from everstep.driver.display import make_display
+from everstep.driver.display import PlainDisplay, make_display
 from everstep.driver.here import Opening, run_beside, run_here
 from everstep.driver.history import History, log_folder, result_of
 from everstep.driver.job import Job
@@ -95,7 +95,8 @@ def run_training(spec: RunSpec) -> Result:
     if launched is not None and launched.member.rank > 0:
         return run_beside(spec, launched)
     start = _prepared(spec)
-    display = make_display()
+    # In this process a debugger may have the terminal: no picture on it.
+    display = PlainDisplay() if start.here else make_display()
     try:
         lease = _in_a_loop(lambda: start.take(display.say))
     except BaseException:

@@ -26,7 +26,13 @@ import msgspec
 
 from everstep.control.events import CheckpointRef
 from everstep.control.reports import Part
-from everstep.errors import ConfigError, ConflictingFilesError, DamagedCheckpointError, StorageError
+from everstep.errors import (
+    ConfigError,
+    ConflictingFilesError,
+    ConflictingPlacesError,
+    DamagedCheckpointError,
+    StorageError,
+)
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.folder import compare, digest_of, files_below
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
@@ -256,7 +262,7 @@ async def commit(
     """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same.
 
     A ``StorageError`` leaves open whether it was written; asking again tells. ``CommittedOtherwiseError``,
-    ``ConflictingFilesError`` and ``DamagedCheckpointError`` are final.
+    ``ConflictingPartsError`` and ``DamagedCheckpointError`` are final.
     """
     manifest = _manifest_from(run.address(ref.folder), ref, parts, metrics)
     if await run.call(lambda store: _create_manifest(store.child(ref.folder), manifest)):
@@ -285,6 +291,7 @@ def _create_manifest(checkpoint: Store, manifest: Manifest) -> bool:
 def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes) -> Manifest:
     decoded = (_decode(part, PartRecord, checkpoint, PARTS) for part in parts)
     records = sorted(decoded, key=lambda record: record.rank)
+    _check_places(checkpoint, records)
     files: dict[str, FileRecord] = {}
     for record in records:
         for file in record.files:
@@ -306,6 +313,14 @@ def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], 
         ref.order,
         metrics or next((record.metrics for record in records if record.metrics), b""),
     ).sealed()
+
+
+def _check_places(checkpoint: str, records: list[PartRecord]) -> None:
+    """One address leads to a checkpoint: what a rank has saved elsewhere would not be found."""
+    places = [(record.rank, (record.external or checkpoint).rstrip("/")) for record in records]
+    for rank, place in places:
+        if place != places[0][1]:
+            raise ConflictingPlacesError(*places[0], rank, place)
 
 
 def _check_conflicts(records: list[PartRecord], files: Mapping[str, FileRecord]) -> None:

@@ -291,13 +291,14 @@ def files_below(folder: Path) -> Iterator[Path]:
     that can't be listed is an error: nothing is left out in silence. Drafts, which a process that was killed
     has left, are nobody's files.
     """
-    seen = set()
+    above: dict[str, frozenset[str]] = {}
+    """What each folder lies in, on the way that was taken to it, without links."""
     for root, folders, names in os.walk(folder, followlinks=True, onerror=_unless_gone):
-        real = os.path.realpath(root)
-        if real in seen:
+        real, holders = os.path.realpath(root), above.pop(root, frozenset())
+        if real in holders:
             folders.clear()  # a link that leads back up
             continue
-        seen.add(real)
+        above.update((os.path.join(root, name), holders | {real}) for name in folders)
         folders.sort()
         for name in sorted(names):
             if name.startswith(_DRAFT):

@@ -4,9 +4,11 @@ afterwards.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from everstep.errors import ConfigError
+from everstep.storage.restore import default_cache
 from everstep.storage.store import Store
 
 _JOURNAL = "journal"
@@ -21,14 +23,27 @@ def check_source(source: Path, run: Store, *, delete: bool) -> None:
             "save into a folder of the checkpoint's own, for example tempfile.mkdtemp()",
             "checkpoint",
         )
+    if not delete:
+        return
     above = next((folder for folder in source.resolve().parents if _is_run(folder)), None)
-    if delete and above is not None:
-        raise ConfigError(
-            f"report(checkpoint=Checkpoint({str(source)!r}), delete_local_checkpoint_after_upload=True): it "
-            f"belongs to the run {above}",
-            "leave delete_local_checkpoint_after_upload=False, or report a copy",
-            "delete_local_checkpoint_after_upload",
-        )
+    if above is not None:
+        raise _not_removed(source, f"it belongs to the run {above}")
+    if overlap(source, default_cache()):
+        raise _not_removed(source, "workers of this host share what is there")
+
+
+def overlap(one: Path, other: Path) -> bool:
+    """Whether they are one folder, or one is in the other: what removes one takes files of the other."""
+    one, other = one.resolve(), other.resolve()
+    return one == other or one in other.parents or other in one.parents
+
+
+def _not_removed(source: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"report(checkpoint=Checkpoint({str(source)!r}), delete_local_checkpoint_after_upload=True): {why}",
+        "give delete_local_checkpoint_after_upload=False (ASYNC removes by default), or report a copy",
+        "delete_local_checkpoint_after_upload",
+    )
 
 
 def _run_within(source: Path, run: Store) -> Path | None:
@@ -38,8 +53,8 @@ def _run_within(source: Path, run: Store) -> Path | None:
         ours = Path(run.address()).resolve()
         if ours == source or source in ours.parents:
             return ours
-    below = (folder for folder in source.iterdir() if folder.is_dir())
-    return next((folder for folder in (source, *below) if _is_run(folder)), None)
+    below = (Path(root) for root, folders, _ in os.walk(source) if _JOURNAL in folders)
+    return next(filter(_is_run, below), None)
 
 
 def _is_run(folder: Path) -> bool:

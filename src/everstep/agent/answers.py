@@ -1,0 +1,50 @@
+"""Questions that a process has asked and that are not answered yet."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from everstep.agent import wire
+
+
+@dataclass(frozen=True)
+class Question:
+    seq: int
+    box: queue.SimpleQueue[wire.Answer] = field(default_factory=queue.SimpleQueue)
+
+    def wait(self, what: str, timeout_s: float | None) -> bytes:
+        """The answer. Raises ``TimeoutError`` if there is none in time, and what it says went wrong."""
+        try:
+            answer = self.box.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"{what}: no answer within {timeout_s} s") from None
+        if answer.error:
+            raise RuntimeError(answer.error)
+        return answer.body
+
+
+class Answers:
+    """Asked by any thread, answered by the one that listens."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Question] = {}
+
+    @contextmanager
+    def expected(self) -> Iterator[Question]:
+        """A new question, which can be answered until the end of the context."""
+        question = Question(next(self._numbers))
+        self._open[question.seq] = question
+        try:
+            yield question
+        finally:
+            self._open.pop(question.seq, None)
+
+    def put(self, answer: wire.Answer) -> None:
+        question = self._open.get(answer.seq)
+        if question is not None:  # else nobody waits for it any more
+            question.box.put(answer)

@@ -1,0 +1,34 @@
+"""Whether checkpoints are reported with the metric that ranks them: with a name that no metric has, retention
+keeps the newest instead of the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.checkpoint import find_metric
+from everstep.config import CheckpointConfig
+from everstep.driver.history import Kept
+
+_SHOWN = 8
+
+
+class Scores:
+    def __init__(self, config: CheckpointConfig, say: Callable[[str], None]) -> None:
+        self._attribute = config.checkpoint_score_attribute
+        self._say = say
+        self._told = False
+
+    def look(self, kept: Kept) -> None:
+        """Say, once a run, that one has no score."""
+        attribute = self._attribute
+        if attribute is None or self._told or find_metric(kept.metrics, attribute) is not None:
+            return
+        self._told = True
+        names = sorted(map(str, kept.metrics))
+        known = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "") or "none"
+        self._say(
+            f"checkpoint {kept.ref.folder} was reported without a number {attribute!r}, so it counts as the "
+            f"worst: CheckpointConfig(checkpoint_score_attribute={attribute!r}) must name a metric that rank "
+            f"0 reports with each checkpoint. Its metrics: {known}"
+        )
