@@ -252,7 +252,8 @@ class Session:
         done = upload_fn(checkpoint, share.folder)
         if not isinstance(done, Checkpoint):
             raise ConfigError(
-                f"checkpoint_upload_fn returned {type(done).__name__}", "return the uploaded Checkpoint"
+                f"checkpoint_upload_fn returned a {_kind_of(done)}, expected an everstep.Checkpoint",
+                "return everstep.Checkpoint(path) with the place that it has uploaded to",
             )
         part = self._note(share, done)
         is_elsewhere = "://" in done.path or not overlap(Path(done.path), Path(checkpoint.path))
@@ -538,7 +539,13 @@ def report(
         raise RefusedError(
             "report(validation=…) is refused.", "Evaluate in the training function, or in a run of its own."
         )
-    current("report").report(
+    session = current("report")
+    if checkpoint is not None:
+        _check_kind("checkpoint", checkpoint, Checkpoint)
+    _check_kind("checkpoint_upload_mode", checkpoint_upload_mode, CheckpointUploadMode)
+    if checkpoint_upload_fn is not None and not callable(checkpoint_upload_fn):
+        raise _other_kind("checkpoint_upload_fn", checkpoint_upload_fn, "a function")
+    session.report(
         metrics,
         checkpoint,
         checkpoint_dir_name,
@@ -546,6 +553,25 @@ def report(
         delete_local_checkpoint_after_upload,
         checkpoint_upload_fn,
     )
+
+
+def _check_kind(argument: str, given: object, kind: type) -> None:
+    """A script that was moved over in part may give Ray Train's, which looks the same and isn't."""
+    if not isinstance(given, kind):
+        raise _other_kind(argument, given, f"an everstep.{kind.__name__}")
+
+
+def _other_kind(argument: str, given: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"report({argument}=…) is a {_kind_of(given)}, expected {expected}",
+        f"give {expected}",
+        f"report.{argument}",
+    )
+
+
+def _kind_of(given: object) -> str:
+    kind = type(given)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def get_checkpoint() -> Checkpoint | None:

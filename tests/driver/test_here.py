@@ -129,3 +129,17 @@ def test_a_terminal_is_left_to_the_debugger(tmp_path: Path, monkeypatch: pytest.
         fit_here(changed, tmp_path)
         assert b"changed since this run was last started" in seen.read(4096)
     assert "everstep-display" not in threads
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_reason_of_a_start_is_the_resume_from_the_second_fit_on(tmp_path: Path, workers: int) -> None:
+    def fit() -> str:
+        result = Trainer(
+            lambda: everstep.get_context().get_restart_reason(),
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(name="run", storage_path=str(tmp_path), if_finished="continue"),
+        ).fit()
+        assert isinstance(result.return_value, str)
+        return result.return_value
+
+    assert [fit(), fit()] == ["first start", "resumed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,36 @@ def test_ranks_that_report_different_places_end_the_run_and_are_named(tmp_path: 
     ) as caught:
         fit(function, tmp_path / "runs", workers=2, failure_config=failures)
     assert "into one folder" in str(caught.value)
+
+
+class Mode(Enum):
+    """Another library's, as a script has it that was moved over in part."""
+
+    NO_UPLOAD = "NO_UPLOAD"
+
+    def default_delete_local_checkpoint_after_upload(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"checkpoint": "/a/folder"}, "report(checkpoint=…) is a str, expected an everstep.Checkpoint"),
+        ({"checkpoint_upload_mode": "ASYNC"}, "(checkpoint_upload_mode=…) is a str, expected an everstep.C"),
+        ({"checkpoint_upload_mode": Mode.NO_UPLOAD}, "is a e2e.test_mistaken_reports.Mode, expected an ever"),
+        ({"checkpoint_upload_fn": "upload"}, "(checkpoint_upload_fn=…) is a str, expected a function"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named_before_anything_is_reported(
+    tmp_path: Path, given: dict[str, Any], told: str
+) -> None:
+    def function() -> str:
+        try:
+            report({}, **{"checkpoint": save({"weights": "0"}), **given})
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    result = fit(function, tmp_path, workers=0)
+    assert told in result.return_value
+    assert result.metrics is None

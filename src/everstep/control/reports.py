@@ -82,6 +82,14 @@ class ReportBook:
         """Checkpoints that have a part and can't be committed yet, by index."""
         return {k: _folder(parts) for k, parts in sorted(self._pending.items())}
 
+    @property
+    def waiting(self) -> dict[int, str]:
+        """Checkpoints that were reported and are neither complete nor given up, by index; without a name
+        where no part is in storage yet.
+        """
+        owed: set[int] = set().union(*self._owed.values())
+        return {k: self.open_folders.get(k, "") for k in sorted(owed | self._pending.keys())}
+
     def has_all(self, index: int) -> bool:
         """Whether every rank has made report ``index``, or returned."""
         return all(upto >= index or rank in self._returned for rank, upto in self._upto.items())

@@ -20,10 +20,11 @@ from everstep.agent.answers import Answers
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
 from everstep.checkpoint import Result
-from everstep.control.commands import Outcome
+from everstep.control.commands import Outcome, PhaseChanged
 from everstep.control.events import CheckpointRef
 from everstep.control.placement import Assignment
 from everstep.control.reports import Ready, ReportBook, Settled
+from everstep.control.table import Phase
 from everstep.driver import records
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
@@ -257,6 +258,12 @@ class HereLink:
         repair = Repair(self._run, self._history, self._deletions, self.write, say, MachineClock())
         complete(repair.put_in_order(journal_is_whole=not lease.damage))
 
+    def begin(self, epoch: int) -> None:
+        """This attempt's number is never used again, whatever becomes of it."""
+        self.epoch = epoch
+        self.write(PhaseChanged(time.monotonic(), Phase.STARTING.value, epoch))
+        complete(self._journal.flush())
+
     def finish(self) -> None:
         """This rank has returned; wait for the others, whose parts may still be missing."""
         self.send(wire.frame(wire.Returned(None)))
@@ -334,7 +341,7 @@ def run_here(
     history = lease.history
     link = HereLink(run, lease, spec, group, say)
     link.put_in_order(lease, say)
-    link.epoch = history.last_epoch + 1
+    link.begin(history.last_epoch + 1)
     newest = history.newest
     opening = Opening(name, link.epoch, newest.ref.folder if newest is not None else None)
     if group is not None:

@@ -13,48 +13,52 @@ EQUALLY_OFTEN = (
 )
 
 
+_Report = tuple[int, int, int, int]
+"""(epoch, group, generation, index)"""
+
+
 class Uncommitted:
     """Checkpoints that wait for ranks."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._since: dict[str, float] = {}
-        """By folder."""
+        self._since: dict[_Report, float] = {}
         self._named: set[tuple[int, int, int, int]] = set()
         """(epoch, group, generation, rank) of ranks that are known to be behind."""
-        self._told: set[str] = set()
-        """Folders that are known to wait for long."""
+        self._told: set[_Report] = set()
+        """Those that are known to wait for long."""
 
     def look(self, controller: Controller, limits: Deadlines, now: float) -> None:
-        seen: dict[str, float] = {}
+        seen: dict[_Report, float] = {}
         for group in controller.groups.values():
-            waiting = group.book.open_folders
-            seen.update((folder, self._since.get(folder, now)) for folder in waiting.values())
+            of = (controller.epoch, group.number, group.generation)
+            waiting = group.book.waiting
+            seen.update(((*of, index), self._since.get((*of, index), now)) for index in waiting)
             for index, folder in list(waiting.items())[:1]:
-                behind = group.book.behind(index)
-                of = (controller.epoch, group.number, group.generation)
-                news = {(*of, rank) for rank in behind} - self._named
-                if news and now - seen[folder] > limits.report_warn_s:
+                report = (*of, index)
+                news = {(*of, rank) for rank in group.book.behind(index)} - self._named
+                if news and now - seen[report] > limits.report_warn_s:
                     self._named |= news
                     self._say(_why_uncommitted(group.book, index, folder))
-                elif now - seen[folder] > limits.commit_warn_s and folder not in self._told:
-                    self._told.add(folder)
+                elif now - seen[report] > limits.commit_warn_s and report not in self._told:
+                    self._told.add(report)
                     self._say(_why_uncommitted(group.book, index, folder))
         self._since = seen
         self._told &= seen.keys()
 
 
 def _why_uncommitted(book: ReportBook, index: int, folder: str) -> str:
+    which = f"checkpoint {folder}" if folder else f"the checkpoint of report {index}"
     behind, uploads = book.behind(index), book.uploads(index)
     if behind:
         have = "has" if len(behind) == 1 else "have"
         return (
-            f"checkpoint {folder} can't be committed yet: "
+            f"{which} can't be committed yet: "
             f"{named(behind)} {have} not finished report {index}. "
             f"{EQUALLY_OFTEN}"
         )
     upload = "uploads" if len(uploads) == 1 else "upload"
-    return f"checkpoint {folder} can't be committed yet: {named(uploads)} still {upload} to it"
+    return f"{which} can't be committed yet: {named(uploads)} still {upload} to it"
 
 
 def named(ranks: list[int]) -> str:
