@@ -7,6 +7,7 @@ Both sides take turns in this process. What a sample costs is arithmetic on arra
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -57,6 +58,13 @@ def measure(options: Options) -> Outcome:
             lambda: _first_batch(_resumed(_LARGE, _LARGE // 2).loader(num_workers=_PROCESSES)),
             lambda: _first_batch(_plain(Pictures(_LARGE, 1))),
         ),
+        _both(
+            "first batch after a restart, small data set",
+            "ms",
+            options,
+            lambda: _first_batch(_resumed(_SAMPLES, _SAMPLES // 2).loader(num_workers=_PROCESSES)),
+            lambda: _first_batch(_plain(Pictures(_SAMPLES, 1))),
+        ),
         Row(
             "resume at sample 10⁹, to the first step",
             "ms",
@@ -65,13 +73,17 @@ def measure(options: Options) -> Outcome:
             ),
         ),
     ]
+    load = " ".join(f"{value:.2f}" for value in os.getloadavg())
     notes = (
+        "each round measures both sides, one right after the other, and the ratio is the median of the "
+        f"rounds' ratios (p10 .. p90). Load average at the end {load}",
         f"micro-batches of {_MICRO}, steps of {_GLOBAL}; prefetch_factor and all else by default. Everstep "
         "seeds the generators of random numbers for each micro-batch, DataLoader once in each process",
         f"processor time: of {_SAMPLES:,} samples, the loader's processes included; says more than the rate "
         "on a machine that does something else as well",
-        f"first batch: of {_LARGE:,} samples. The plain loader shuffles, and begins at the beginning; to get "
-        "it to the place where the run stopped would come on top",
+        f"first batch: of {_LARGE:,} samples, and of {_SAMPLES:,} in the small data set. The plain loader "
+        "shuffles, and begins at the beginning; to get it to the place where the run stopped would come on "
+        "top",
     )
     return Outcome("data", TITLE, tuple(rows), notes)
 
@@ -79,18 +91,20 @@ def measure(options: Options) -> Outcome:
 def _both(
     what: str, unit: Any, options: Options, ours: Callable[[], float], theirs: Callable[[], float]
 ) -> Row:
-    sides: list[tuple[Callable[[], float], int, list[float]]] = [
-        (ours, options.rounds, []),
-        (theirs, options.peer_rounds, []),
-    ]
-    for at in range(max(options.rounds, options.peer_rounds)):
-        # Who begins changes: what another process of the machine does hits both alike.
-        for measured, rounds, found in sides if at % 2 == 0 else reversed(sides):
-            if at < rounds:
-                found.append(measured())
+    """Both sides in turn, and who begins changes: what else the machine does hits both alike, and the ratio
+    is that of rounds next to each other. Before the first round each runs once for the imports' sake.
+    """
+    paired = options.peer_rounds > 0
+    sides: list[tuple[Callable[[], float], list[float]]] = [(ours, []), *([(theirs, [])] if paired else [])]
+    for measured, _ in sides:
+        measured()
+    for at in range(options.rounds):
+        for measured, found in sides if at % 2 == 0 else reversed(sides):
+            gc.collect()  # ends the processes of the loader before, which would else end in this round
+            found.append(measured())
     options.say(f"data: {what}: done")
-    found, peer = (Sample(tuple(values)) if values else None for _, _, values in sides)
-    return Row(what, unit, found, peer, against=PEER)
+    samples = [Sample(tuple(values)) for _, values in sides]
+    return Row(what, unit, samples[0], samples[1] if paired else None, against=PEER, paired=paired)
 
 
 def _ours(dataset: Pictures) -> Callable[[], float]:

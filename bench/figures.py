@@ -51,13 +51,29 @@ class Row:
     """Whose the first sample is, where it isn't Everstep's."""
     against: str = "Ray Train"
     """Whose the second is."""
+    paired: bool = False
+    """Whether round i of both sides was measured one right after the other."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times better Everstep is, by the medians: less time, or more a second."""
+        """How many times better Everstep is: less time, or more a second. By the medians; of paired rounds
+        the median of their ratios, which a machine that is slower for a while doesn't move.
+        """
         if self.everstep is None or self.peer is None:
             return None
-        ours, theirs = self.everstep.median, self.peer.median
+        if self.ratios is not None:
+            return self.ratios.median
+        return self._ratio(self.everstep.median, self.peer.median)
+
+    @property
+    def ratios(self) -> Sample | None:
+        """Of each pair of rounds."""
+        if not self.paired or self.everstep is None or self.peer is None:
+            return None
+        pairs = zip(self.everstep.values, self.peer.values, strict=True)
+        return Sample(tuple(self._ratio(ours, theirs) for ours, theirs in pairs))
+
+    def _ratio(self, ours: float, theirs: float) -> float:
         return ours / theirs if self.unit == "/s" else theirs / ours
 
     def sides(self) -> list[tuple[str, Sample]]:
@@ -158,7 +174,10 @@ def show(outcome: Outcome, console: Console) -> None:
 def _ratio(row: Row, at: int) -> str:
     if row.ratio is None or at > 0:
         return ""
-    return f"{row.ratio:,.0f}×" if row.ratio >= 100 else f"{row.ratio:#.3g}×"
+    shown = f"{row.ratio:,.0f}×" if row.ratio >= 100 else f"{row.ratio:#.3g}×"
+    if row.ratios is None:
+        return shown
+    return f"{shown} ({row.ratios.quantile(0.1):#.3g} .. {row.ratios.quantile(0.9):#.3g})"
 
 
 def as_json(machine: Machine, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -190,6 +209,7 @@ def as_json(machine: Machine, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                         "everstep": sample(row.everstep),
                         "peer": sample(row.peer),
                         "ratio": row.ratio,
+                        "ratios": sample(row.ratios),
                     }
                     for row in outcome.rows
                 ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench.figures import Row, Sample
 from processes import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +84,13 @@ def test_a_bad_argument_is_named(arguments: list[str], said: str) -> None:
     done = bench(*arguments)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_paired_rounds_are_compared_pair_by_pair() -> None:
+    """A machine that was slow for some of the rounds was so for both sides."""
+    ours, theirs = Sample((100.0, 50.0, 99.0)), Sample((100.0, 50.0, 100.0))
+    row = Row("samples", "/s", ours, theirs, paired=True)
+    assert row.ratio == 1.0
+    assert row.ratios == Sample((1.0, 1.0, 0.99))
+    assert Row("samples", "/s", ours, theirs).ratio == 0.99
+    assert Row("time", "s", ours, theirs, paired=True).ratios == Sample((1.0, 1.0, 100 / 99))

@@ -15,6 +15,7 @@ import pytest
 import everstep
 from everstep import (
     Checkpoint,
+    CheckpointUploadMode,
     ConfigError,
     FailureConfig,
     Result,
@@ -67,7 +68,8 @@ def see_all(config: dict[str, Any]) -> None:
     shard = everstep.get_dataset_shard("train")
     for number, batch in enumerate(shard.iter_batches(batch_size=config["batch"])):
         seen += [int(n) for n in batch["id"]]
-        everstep.report({"n": number}, checkpoint=save(seen))
+        mode = CheckpointUploadMode[config.get("mode", "SYNC")]
+        everstep.report({"n": number}, checkpoint=save(seen), checkpoint_upload_mode=mode)
         die = Path(config["here"], "die")
         if rank == config.get("dies") and number == 3 and not die.exists():
             die.touch()
@@ -77,8 +79,10 @@ def see_all(config: dict[str, Any]) -> None:
     everstep.report({"n": -1}, checkpoint=save(seen))
 
 
-def test_each_sample_is_seen_once_although_a_worker_is_killed(tmp_path: Path) -> None:
-    result = fit(tmp_path, see_all, 2, {"batch": 3, "here": str(tmp_path), "dies": 1}, train=ROWS)
+@pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
+def test_each_sample_is_seen_once_although_a_worker_is_killed(tmp_path: Path, mode: str) -> None:
+    config = {"batch": 3, "here": str(tmp_path), "dies": 1, "mode": mode}
+    result = fit(tmp_path, see_all, 2, config, train=ROWS)
     assert (tmp_path / "die").exists()
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as folder:

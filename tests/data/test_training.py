@@ -1,7 +1,7 @@
 """A small GPT in double precision: one curve for every number of workers, bit for bit at an equal one.
 
 The ranks of a group are simulated in one process: each computes its own micro-batches, and gradients are
-averaged over ranks as DistributedDataParallel does. That averaging itself is real in ``test_ddp``.
+averaged over ranks as DistributedDataParallel does. That averaging itself is real in ``test_frameworks``.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Stream:
     # ------------------------------------------------------------------ the place
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, as plain values: 256 bytes at most as JSON (of shards with lanes, for one lane).
+        """The place, as plain values: 256 bytes at most as JSON (of shards, about 200 and the reader's).
 
         It is that after the last finished step. A step is finished when its micro-batches have been gone
         through, so at the end of the loop's body it counts, and inside of its micro-batches it doesn't.
