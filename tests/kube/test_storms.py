@@ -16,7 +16,7 @@ from aiohttp import web
 from everstep.kube import informer
 from everstep.kube.api import Gone
 from everstep.testing.kube import ApiServer
-from kube.live import MERGE, Namespace, operating, running
+from kube.live import MERGE, Namespace, OperatorProcess, operating, running
 from kube.proxy import Proxy, Request
 from kube.test_slices import cluster
 from kube.world import group
@@ -277,6 +277,32 @@ def test_a_slice_of_many_hosts_is_asked_for_some_at_a_time(space: Namespace, tmp
             slow.open.set()
         space.see(lambda: len(space.workers()) == 40, "all of them")
         assert slow.most == 16
+
+
+def test_operators_that_start_together_make_one_cluster(space: Namespace, tmp_path: Path) -> None:
+    arguments = ("--namespace", space.name, "--lease-seconds", "4")
+    operators = [
+        OperatorProcess(space.server.kubeconfig, *arguments, log=tmp_path / f"{number}.log").start()
+        for number in range(3)
+    ]
+    try:
+        space.create(cluster(group(replicas=2, hosts=2)))
+        space.see(lambda: space.places() == [(0, 0), (0, 1), (1, 0), (1, 1)], "two slices")
+        leading = [operator for operator in operators if operator.said("holding the lease")]
+        assert len(leading) == 1
+        for operator in operators:
+            if operator not in leading:
+                operator.hear("waiting for the lease")
+        # Somebody deletes the lease: whoever has it then works, and there is one of them.
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{space.name}/leases/everstep-operator"
+        space.server.request("DELETE", path)
+        gone, kept = space.uids(index=1), space.uids(index=0)
+        space.delete_pod(space.workers(index=1)[0])
+        space.see(lambda: space.anew(4, gone) and kept < space.uids(), "a heal")
+        assert space.server.request("GET", path)["spec"]["holderIdentity"]
+    finally:
+        for operator in operators:
+            operator.stop()
 
 
 class Mute(Proxy):
