@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from everstep.kube import status
 from everstep.kube.reconcile import Observed
-from everstep.kube.setbacks import STEADY_S, Refusal
+from everstep.kube.setbacks import STEADY_S, Failure, Refusal
 from kube.world import World, group, manifest
 
 
@@ -113,3 +114,24 @@ def test_failures_and_refusals_are_remembered_for_the_next_operator() -> None:
     later = described(world, said)
     assert condition(later, "ReplicaFailure")["status"] == "False"
     assert "failing" not in later
+
+
+def test_a_status_of_thousands_of_failures_can_be_written() -> None:
+    """The API server takes objects of up to 1.5 MiB, and the spec has to fit in, too."""
+    world = World(manifest(group(replicas=5000, hosts=1, maxReplicas=5000)))
+    world.failures = {
+        ("tpu", index): Failure(
+            group="tpu",
+            index=index,
+            replica=f"tpu-{index:05}",
+            reason="Failed: " + "why " * 100,
+            attempts=index,
+            at=world.now - 5000 + index,
+            generation=1,
+        )
+        for index in range(5000)
+    }
+    world.now -= 4500
+    said = described(world)
+    assert len(json.dumps(said)) < 512 * 1024
+    assert max(entry["attempts"] for entry in said["failing"]) == 4999, "the newest are kept"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiohttp import web
 from everstep.kube import informer
 from everstep.kube.api import Gone
 from everstep.testing.kube import ApiServer
-from kube.live import MERGE, Namespace, operating, running
+from kube.live import MERGE, Namespace, OperatorProcess, operating, running
 from kube.proxy import Proxy, Request
 from kube.test_slices import cluster
 from kube.world import group
@@ -209,6 +210,99 @@ def test_pods_that_a_finalizer_holds_are_replaced_elsewhere_and_let_go(
         space.run(*space.pods())
         space.see(lambda: space.status().get("slices") == "2/2", "the status to say so", kubelet=True)
         assert space.places() == [(1, 0), (1, 1), (2, 0), (2, 1)], "nothing comes back under the old index"
+
+
+class Slow(Proxy):
+    """Holds what the test names until it lets go."""
+
+    def __init__(self, server: ApiServer, folder: Path, held: Callable[[Request], bool]) -> None:
+        super().__init__(server, folder)
+        self._held = held
+        self.holding = 0
+        self.most = 0
+        self.open = threading.Event()
+
+    async def answer(self, raw: web.Request, request: Request) -> web.StreamResponse:
+        if self._held(request) and not self.open.is_set():
+            self.holding += 1
+            self.most = max(self.most, self.holding)
+            await asyncio.to_thread(self.open.wait)
+            self.holding -= 1
+        return await self.pass_on(raw)
+
+
+def test_deletions_that_hang_in_one_cluster_hold_up_no_other(space: Namespace, tmp_path: Path) -> None:
+    """As behind an admission webhook that doesn't answer, for more Pods than are deleted at once."""
+
+    def is_of_a(request: Request) -> bool:
+        return request.method == "DELETE" and "/pods/a-" in request.path
+
+    with (
+        Slow(space.server, tmp_path, is_of_a).serving() as slow,
+        running(slow.kubeconfig, tmp_path, "--namespace", space.name),
+    ):
+        space.create(cluster(group(replicas=20, hosts=2), name="a"))
+        space.create(cluster(group(replicas=1, hosts=2), name="b"))
+        space.see(lambda: len(space.workers()) == 42, "both")
+        try:
+            for pod in space.workers(**{"ray.io/cluster": "a", "host": 0}):
+                space.delete_pod(pod)
+            space.see(lambda: slow.holding >= 16, "a to hang")
+            gone = space.uids(**{"ray.io/cluster": "b"})
+            space.delete_pod(space.workers(**{"ray.io/cluster": "b"})[0])
+            space.see(
+                lambda: len(now := space.uids(**{"ray.io/cluster": "b"})) == 2 and not gone & now, "b to heal"
+            )
+            assert slow.holding >= 16
+        finally:
+            slow.open.set()
+
+
+def test_a_slice_of_many_hosts_is_asked_for_some_at_a_time(space: Namespace, tmp_path: Path) -> None:
+    """All at once, those at the end of a queue of thousands would run out of time, again and again."""
+
+    def is_worker(request: Request) -> bool:
+        return request.method == "POST" and "worker" in str(
+            (request.body or {}).get("metadata", {}).get("name")
+        )
+
+    with (
+        Slow(space.server, tmp_path, is_worker).serving() as slow,
+        running(slow.kubeconfig, tmp_path, "--namespace", space.name),
+    ):
+        try:
+            space.create(cluster(group(replicas=1, hosts=40)))
+            space.see(lambda: slow.holding >= 16, "the first of them")
+        finally:
+            slow.open.set()
+        space.see(lambda: len(space.workers()) == 40, "all of them")
+        assert slow.most == 16
+
+
+def test_operators_that_start_together_make_one_cluster(space: Namespace, tmp_path: Path) -> None:
+    arguments = ("--namespace", space.name, "--lease-seconds", "4")
+    operators = [
+        OperatorProcess(space.server.kubeconfig, *arguments, log=tmp_path / f"{number}.log").start()
+        for number in range(3)
+    ]
+    try:
+        space.create(cluster(group(replicas=2, hosts=2)))
+        space.see(lambda: space.places() == [(0, 0), (0, 1), (1, 0), (1, 1)], "two slices")
+        leading = [operator for operator in operators if operator.said("holding the lease")]
+        assert len(leading) == 1
+        for operator in operators:
+            if operator not in leading:
+                operator.hear("waiting for the lease")
+        # Somebody deletes the lease: whoever has it then works, and there is one of them.
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{space.name}/leases/everstep-operator"
+        space.server.request("DELETE", path)
+        gone, kept = space.uids(index=1), space.uids(index=0)
+        space.delete_pod(space.workers(index=1)[0])
+        space.see(lambda: space.anew(4, gone) and kept < space.uids(), "a heal")
+        assert space.server.request("GET", path)["spec"]["holderIdentity"]
+    finally:
+        for operator in operators:
+            operator.stop()
 
 
 class Mute(Proxy):

@@ -36,7 +36,6 @@ from everstep.kube.store import Key, Store
 from everstep.kube.strangers import Strangers
 from everstep.kube.tending import Tending
 
-_AT_ONCE = 16
 _EVERYWHERE = ""
 """In the place of a namespace: all of them."""
 _AGAIN_S = 2.0
@@ -83,7 +82,6 @@ class Operator:
         self._informers: dict[str | None, list[Informer]] = {}
         self._tending: dict[Key, Tending] = {}
         self._synced: set[str | None] = set()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._started = False
 
     async def run(self, on_ready: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -378,7 +376,3 @@ class Operator:
     @property
     def events(self) -> Events:
         return self._events
-
-    @property
-    def slots(self) -> asyncio.Semaphore:
-        return self._slots

@@ -23,6 +23,9 @@ from everstep.kube.view import time_of
 MOST_LISTED = 50
 """Replicas that aren't ready, a group. A status that lists thousands helps nobody."""
 
+MOST_REMEMBERED = 500
+"""Replicas that have failed, for the next operator. An object that is too large can't be written at all."""
+
 Status = dict[str, Any]
 
 
@@ -158,7 +161,8 @@ def _setbacks(facts: Facts) -> Status:
     refused = [
         {"name": name, **_refusal(refusal)} for name, refusal in facts.seen.refusals.items() if refusal.lasts
     ]
-    failing = [_failure(failure) for failure in remembered(facts.seen.failures, facts.now).values()]
+    newest = sorted(remembered(facts.seen.failures, facts.now).values(), key=lambda failure: -failure.at)
+    failing = [_failure(failure) for failure in newest[:MOST_REMEMBERED]]
     return {
         **({"refused": refused[:MOST_LISTED]} if refused else {}),
         **({"failing": failing} if failing else {}),

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.kube import actions, grouplabels, names, status as describing
 from everstep.kube.actions import Action, CreateReplica, Plan, Tell
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _SETTLE_S = 0.05
 """Changes come in flocks; this much later there is one thing to do about them."""
 _LONGEST_PAUSE_S = 60.0
+_AT_ONCE = 16
+"""Requests of one cluster. More would only wait elsewhere, and the last of thousands time out there."""
 _SPELLED = {
     "Service": "service",
     "ServiceAccount": "service account",
@@ -59,6 +61,7 @@ _SPELLED = {
 """As KubeRay's events spell what was created."""
 
 logger = logging.getLogger("everstep.kube")
+Outcome = TypeVar("Outcome")
 
 
 class Tending:
@@ -69,6 +72,8 @@ class Tending:
         self._namespace, self._name = key
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        """Its own: requests that hang here are nobody else's trouble."""
         self._uid = ""
         self._refusals: dict[str, Refusal] = {}
         self._failures: dict[tuple[str, int], Failure] = {}
@@ -227,7 +232,7 @@ class Tending:
         )
 
     async def _do(self, cluster: Cluster, raw: Mapping[str, Any], action: Action) -> None:
-        async with self._operator.slots:
+        async with self._slots:
             match action:
                 case Tell():
                     await self._operator.events.tell(raw, action)
@@ -339,7 +344,7 @@ class Tending:
                 told = f"the PodGroup of replica {action.index} of {action.group}"
                 await self._refused(cluster, raw, action.setback, told, error, growth=not action.heals)
                 return False
-        creating = [self._create_pod(pod) for pod in action.manifests(cluster)]
+        creating = [self._in_turn(self._create_pod(pod)) for pod in action.manifests(cluster)]
         made = await asyncio.gather(*creating, return_exceptions=True)
         failures = [outcome for outcome in made if isinstance(outcome, BaseException)]
         if not failures:
@@ -348,7 +353,10 @@ class Tending:
         made_pods = [outcome for outcome in made if not isinstance(outcome, BaseException)]
         # Those that can't be given back are found again: a replica that isn't whole.
         for outcome in await asyncio.gather(
-            *(self._delete(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in made_pods),
+            *(
+                self._in_turn(self._delete(pod["metadata"]["name"], pod["metadata"]["uid"]))
+                for pod in made_pods
+            ),
             return_exceptions=True,
         ):
             if outcome is not None and not isinstance(outcome, (ApiError, *UNREACHABLE)):
@@ -360,6 +368,10 @@ class Tending:
         what = f"replica {action.index} of {action.group}"
         await self._refused(cluster, raw, action.setback, what, failures[0], growth=not action.heals)
         return False
+
+    async def _in_turn(self, doing: Awaitable[Outcome]) -> Outcome:
+        async with self._slots:
+            return await doing
 
     async def _create_pod(self, manifest: Manifest) -> dict[str, Any]:
         self._operator.may_write(self._namespace)
