@@ -70,8 +70,11 @@ class Datasets:
     def put_into(self, folder: Path) -> None:
         """Save the places in a checkpoint that is about to be reported."""
         if self._shards:
-            places = {name: shard.state_dict() for name, shard in self._shards.items()}
-            (folder / PLACE_FILE.format(rank=self._rank)).write_text(json.dumps(places))
+            (folder / PLACE_FILE.format(rank=self._rank)).write_text(json.dumps(self.places()))
+
+    def places(self) -> dict[str, Any]:
+        """Where this worker is in its data sets, by name."""
+        return {name: shard.state_dict() for name, shard in self._shards.items()}
 
 
 NOWHERE: Mapping[str, Any] = {}

@@ -6,6 +6,7 @@ questions with an answer. Nothing here knows which engine or backend there is.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -29,6 +30,10 @@ from everstep.checkpoint import (
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
+from everstep.snapshots.content import Folder, Restorable
+from everstep.snapshots.layout import Index, rank_of_index
+from everstep.snapshots.reported import ReportedState
+from everstep.snapshots.segments import Slot
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.background import BackgroundUploads
 from everstep.storage.sources import check_source
@@ -132,6 +137,7 @@ class Session:
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
+        self.state_due = AgreedValue(0)
         self._link = link
         self._run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
@@ -144,6 +150,12 @@ class Session:
         self._committed = threading.Condition()
         self._undriven = False
         self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
+        self._state = ReportedState(
+            spec.epoch, self._rank, spec.member.world_size, shares=spec.member.group_rank == 0
+        )
+        self._metrics = _EMPTY
+        """Of the newest report."""
+        self._restored_from: Checkpoint | None = None
         self._failed_upload: Exception | None = None
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
@@ -158,6 +170,8 @@ class Session:
         mode: CheckpointUploadMode,
         delete_local: bool | None,
         upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
+        state: Restorable | None = None,
+        step: int | None = None,
     ) -> None:
         raw = _EMPTY
         if self._sends_metrics or not isinstance(metrics, dict):
@@ -172,6 +186,9 @@ class Session:
             if uploads:
                 check_source(Path(checkpoint.path), self._run, delete=delete_local)
             self.datasets.put_into(Path(checkpoint.path))
+        if state is not None:
+            self._report_state(raw, state, step)
+            return
         self._index += 1
         index = self._index
         restored, self._restored = self._restored, 0.0
@@ -214,6 +231,36 @@ class Session:
             self._uploads.submit(partial(self._upload_later, upload, index, held, job))
         if held:
             self._hold(index)
+
+    def _report_state(self, raw: msgspec.Raw, state: Restorable, step: int | None) -> None:
+        """Keep the state of this step, and write it to storage if that is due."""
+        index = self._index + 1
+        slot = self._state.take(state, index, step, self.datasets.places())
+        self._index, self._metrics = index, raw
+        restored, self._restored = self._restored, 0.0
+        if not self._is_due():
+            self._link.send(wire.frame(wire.Report(index, raw, None, False, restored)))
+            self._state.release(slot)
+            return
+        self._send_state(wire.Report(index, raw, None, True, restored, True), slot)
+
+    def _send_state(self, report: wire.Report, slot: Slot) -> None:
+        """Report a snapshot, and upload it in the background."""
+        index = report.index
+        self._wait_for_the_others(index)
+        share = self._share(self._folder(None, index), index, report.metrics)
+        held = bool(self.want_checkpoint.newest)
+        self._link.send(wire.frame(report))
+        self._state.saving(slot)
+        upload = partial(self._state.upload, self._run, share, slot)
+        self._uploads.submit(partial(self._upload_later, upload, index, held, None))
+        if held:
+            self._hold(index)
+
+    def _is_due(self) -> bool:
+        """Whether the state is to be written to storage at this report; the same at all ranks."""
+        wanted = bool(self.want_checkpoint.ask())
+        return self._state.is_due(self.state_due.ask()) or wanted
 
     def _hold(self, index: int) -> None:
         """If the workers change over, they are ended in here, so that no step is made in vain; else training
@@ -310,6 +357,7 @@ class Session:
             self._committed.notify_all()
         if now:
             self.want_checkpoint.abandon()
+            self.state_due.abandon()
             self.preemption.abandon()
 
     def proposed(self, number: int, value: wire.AnyValue) -> int:
@@ -317,6 +365,8 @@ class Session:
         match value:
             case wire.WantCheckpoint():
                 return self.want_checkpoint.propose(number, value.reason)
+            case wire.StateDue():
+                return self.state_due.propose(number, value.turn)
             case wire.PreemptionTold():
                 from everstep.preemption import PreemptionInfo
 
@@ -327,6 +377,7 @@ class Session:
 
     def agreed(self, number: int, start: int) -> None:
         self.want_checkpoint.agree(number, start)
+        self.state_due.agree(number, start)
         self.preemption.agree(number, start)
 
     def committed(self, index: int) -> None:
@@ -344,7 +395,10 @@ class Session:
                 raise TimeoutError
 
     def finish(self) -> None:
-        """Before the function's return counts: what is being uploaded must be there."""
+        """Before the function's return counts: what is being uploaded must be there, and the last state."""
+        if (slot := self._state.unsaved()) is not None:
+            self._index += 1
+            self._send_state(wire.Report(self._index, self._metrics, None, True, 0.0, True, True), slot)
         self._uploads.wait()
         self._raise_failed_upload()
 
@@ -356,10 +410,20 @@ class Session:
 
     def _places(self) -> Mapping[str, Any]:
         """Of data sets, in the checkpoint that this worker starts from."""
-        if self.spec.checkpoint is None:
+        if self._restored_from is not None:
+            checkpoint = self._restored_from._store()
+        elif self.spec.checkpoint is not None:
+            checkpoint = self._run.child(self.spec.checkpoint)
+        else:
             return NOWHERE
-        found = restore.read(self._run.child(self.spec.checkpoint), is_place_file, self.spec.storage_options)
-        return agreed_places(found)
+        found = restore.read(
+            checkpoint,
+            lambda path: is_place_file(path) or rank_of_index(path) is not None,
+            self.spec.storage_options,
+        )
+        return agreed_places(
+            {path: data if is_place_file(path) else _places_in(data) for path, data in found.items()}
+        )
 
     def checkpoint(self) -> Checkpoint | None:
         """What this worker was given to start from, until it has reported something itself."""
@@ -388,6 +452,39 @@ class Session:
             return kind(one.address, storage_options=options)
         return None
 
+    def restore(self, state: Restorable) -> int:
+        """Load the newest state that there is. Returns its step."""
+        if self._index:
+            raise RuntimeError(
+                "State.restore() after report(): call it once, before the first step, so that nothing that "
+                "was trained is written over"
+            )
+        try:
+            for checkpoint in self._with_state():
+                with checkpoint.as_directory() as folder:
+                    saved = Folder(Path(folder))
+                    state.load(saved, self._rank)
+                    self._restored_from = checkpoint
+                    return saved.index(saved.ranks[0]).step
+            return 0
+        finally:
+            self.restored()
+
+    def _with_state(self) -> Iterator[Checkpoint]:
+        """Checkpoints that hold a state, from the newest down. The newest may be one that the training
+        function has made itself.
+        """
+        newest = self.checkpoint()
+        if newest is None:
+            return
+        if _has_state(newest):
+            yield newest
+        else:
+            for one in reversed(self._list("checkpoints", 0, None)):
+                checkpoint = RestoredCheckpoint(one.address, storage_options=self.spec.storage_options)
+                if not one.external and _has_state(checkpoint):
+                    yield checkpoint
+
     def reported(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         try:
             found = self._list("checkpoints", self._index, timeout_s)
@@ -413,6 +510,15 @@ class Session:
 
     def ask(self, what: str, body: bytes = b"") -> bytes:
         return self._link.ask(what, body, None)
+
+
+def _places_in(index: bytes) -> bytes:
+    return json.dumps(Index.decoded(index).places).encode()
+
+
+def _has_state(checkpoint: Checkpoint) -> bool:
+    manifest = store.manifest_of(checkpoint._store())
+    return manifest is not None and any(rank_of_index(file.path) is not None for file in manifest.files)
 
 
 class RestoredCheckpoint(Checkpoint):
@@ -529,8 +635,11 @@ def report(
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     validation: bool = False,
+    *,
+    state: Restorable | None = None,
+    step: int | None = None,
 ) -> None:
-    """Report metrics, and optionally this rank's part of a checkpoint.
+    """Report metrics, and optionally this rank's part of a checkpoint, or the training state.
 
     The k-th report of every rank forms one. It isn't a barrier: a rank waits for its own upload at most. Rank
     0's metrics are the run's.
@@ -538,6 +647,9 @@ def report(
     With ``checkpoint_upload_mode=ASYNC`` the upload goes on behind training's back, also that of a
     ``checkpoint_upload_fn``. What such a function raises there is raised by the next ``report``, or when the
     training function returns; what it has not uploaded yet is lost with its process.
+
+    With ``state`` (an ``everstep.torch.State``) and ``step``, the number of the step that is done, Everstep
+    decides when the state is written to storage. Every rank gives it.
     """
     if validation:
         raise RefusedError(
@@ -550,6 +662,8 @@ def report(
         checkpoint_upload_mode,
         delete_local_checkpoint_after_upload,
         checkpoint_upload_fn,
+        state,
+        step,
     )
 
 

@@ -432,7 +432,9 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """Its part is still being uploaded."""
     restore_s: float = 0.0
     bound: bool = False
-    """By this process, and nobody else can: a function of the user's uploads it."""
+    """By this process, and nobody else can: a function of the user's uploads it, or it lies in its memory."""
+    silent: bool = False
+    """It has no metrics: it brings what is to be saved when the function has returned."""
 
 
 class PartDone(FromWorkerMessage, frozen=True):
@@ -530,7 +532,13 @@ class PreemptionTold(msgspec.Struct, frozen=True, tag=True):
     """Empty: the notice was cancelled."""
 
 
-AnyValue = WantCheckpoint | PreemptionTold
+class StateDue(msgspec.Struct, frozen=True, tag=True):
+    """The state is to be written to storage, for the ``turn``-th time."""
+
+    turn: int
+
+
+AnyValue = WantCheckpoint | PreemptionTold | StateDue
 
 
 class Propose(ToWorker, frozen=True):

@@ -25,12 +25,14 @@ from everstep.control.events import CheckpointRef
 from everstep.control.placement import Assignment
 from everstep.control.reports import Ready, ReportBook, Settled
 from everstep.driver import records
+from everstep.driver.agreement import Agreement
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, read_history, result_of, to_delete
 from everstep.driver.lease import Lease
 from everstep.driver.questions import all_kept, listing, newest_of
 from everstep.driver.repair import Repair
+from everstep.driver.states import StatesDue
 from everstep.errors import WorkerError, WorkerGroupError
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
@@ -82,6 +84,19 @@ class HereLink:
             storage_options=spec.run.storage_options,
         )
         self.session: sessions.Session | None = None
+        self._agreement = Agreement(self._tell, 0)
+        self._agreement.restart(0, {0: range(world)})
+        self._states = StatesDue(self._config.storage_every_s, self._agreement.propose)
+        self._states.restart(time.monotonic())
+
+    def _propose_if_due(self) -> None:
+        self._states.look(time.monotonic())
+
+    def _tell(self, epoch: int, ranks: list[int], message: wire.AnyToWorker) -> None:
+        if self._group is not None and ranks != [0]:
+            self._group.tell_all(wire.frame(message))
+        if 0 in ranks and self.session is not None:
+            _hear(self.session, message, self.send)
 
     # ------------------------------------------------------------------ what ranks say
 
@@ -114,8 +129,10 @@ class HereLink:
         match message:
             case wire.Report() as report:
                 if rank == 0:
-                    self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
+                    if not report.silent:
+                        self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
                     self._rows[report.index] = report.metrics
+                    self._propose_if_due()
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
@@ -125,7 +142,11 @@ class HereLink:
                 print(f"everstep: checkpoint {failed.index} could not be saved: {failed.reason}")
                 self._dealt_with("", failed.index)
                 return self._book.upload_failed(rank, failed.index)
+            case wire.Counted() as counted:
+                self._agreement.counted(rank, counted)
+                return Settled()
             case wire.Returned():
+                self._agreement.returned(rank)
                 return self._book.returned(rank)
             case _:
                 return Settled()
@@ -208,11 +229,8 @@ class BesideLink:
     def _listen(self) -> None:
         for frame in self._group.told_by_leader():
             for body in wire.Frames().feed(frame):
-                match wire.to_worker.decode(body):
-                    case wire.Committed() as committed if self.session is not None:
-                        self.session.committed(committed.index)
-                    case _:
-                        pass
+                if self.session is not None:
+                    _hear(self.session, wire.to_worker.decode(body), self.send)
 
     def send(self, frame: bytes) -> None:
         with self._sending:  # the function's thread reports, and the one that uploads
@@ -230,6 +248,19 @@ class BesideLink:
 
     def finish(self) -> None:
         self.send(wire.frame(wire.Returned(None)))
+
+
+def _hear(session: sessions.Session, message: wire.AnyToWorker, answer: Callable[[bytes], None]) -> None:
+    match message:
+        case wire.Committed():
+            session.committed(message.index)
+        case wire.Propose():
+            calls = session.proposed(message.number, message.value)
+            answer(wire.frame(wire.Counted(message.number, calls)))
+        case wire.Agree():
+            session.agreed(message.number, message.start)
+        case _:
+            pass
 
 
 def _agree(what: str, body: bytes, group: LaunchedGroup) -> bytes:

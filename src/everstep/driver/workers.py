@@ -224,6 +224,10 @@ class Workers:
 
     def _add_row(self, key: Key, stream: Stream, report: wire.Report) -> None:
         epoch, generation, rank = key
+        if report.silent:
+            if stream.assignment.group_rank == 0:
+                self.rows.add_silent(stream, report.index, report.metrics)
+            return
         if stream.assignment.group_rank == 0:
             self.rows.add(self._controller.epoch, stream, report.index, report.metrics)
         if self._job.wants_all_metrics:
