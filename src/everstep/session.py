@@ -31,6 +31,7 @@ from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
 from everstep.snapshots.content import Folder, Restorable
+from everstep.snapshots.keeper import HostMemory
 from everstep.snapshots.layout import Index, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.segments import Slot
@@ -41,6 +42,7 @@ from everstep.storage.store import open_store
 
 if TYPE_CHECKING:
     from everstep.control.reports import Part
+    from everstep.control.snapshots import At
     from everstep.preemption import PreemptionInfo
 
 MAX_UNCOMMITTED = 16
@@ -132,7 +134,8 @@ class TrainContext(TuneContext):
 class Session:
     """The state behind the functions below."""
 
-    def __init__(self, spec: wire.WorkerSpec, link: Link) -> None:
+    def __init__(self, spec: wire.WorkerSpec, link: Link, memory: HostMemory | None = None) -> None:
+        """``memory``: of the host, for snapshots that outlive this process."""
         self.spec = spec
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
@@ -151,7 +154,14 @@ class Session:
         self._undriven = False
         self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
         self._state = ReportedState(
-            spec.epoch, self._rank, spec.member.world_size, shares=spec.member.group_rank == 0
+            spec.epoch,
+            self._rank,
+            spec.member.world_size,
+            # With replica groups, a group that is replaced takes its state from the others.
+            memory if spec.member.group_size == spec.member.world_size else None,
+            spec.snapshot,
+            lambda: self.datasets.places(),
+            shares=spec.member.group_rank == 0,
         )
         self._metrics = _EMPTY
         """Of the newest report."""
@@ -235,14 +245,18 @@ class Session:
     def _report_state(self, raw: msgspec.Raw, state: Restorable, step: int | None) -> None:
         """Keep the state of this step, and write it to storage if that is due."""
         index = self._index + 1
-        slot = self._state.take(state, index, step, self.datasets.places())
+        due = self._is_due()
+        slot = self._state.report(state, index, step, due=due, limit_s=self.spec.report_wait_s)
         self._index, self._metrics = index, raw
         restored, self._restored = self._restored, 0.0
-        if not self._is_due():
-            self._link.send(wire.frame(wire.Report(index, raw, None, False, restored)))
-            self._state.release(slot)
+        copied = slot is not None and self._state.keeper.is_remembered(slot)
+        report = wire.Report(index, raw, None, due, restored, due, copied)
+        if due and slot is not None:
+            self._send_state(report, slot)
             return
-        self._send_state(wire.Report(index, raw, None, True, restored, True), slot)
+        self._link.send(wire.frame(report))
+        if slot is not None:
+            self._state.keeper.release(slot)
 
     def _send_state(self, report: wire.Report, slot: Slot) -> None:
         """Report a snapshot, and upload it in the background."""
@@ -251,7 +265,7 @@ class Session:
         share = self._share(self._folder(None, index), index, report.metrics)
         held = bool(self.want_checkpoint.newest)
         self._link.send(wire.frame(report))
-        self._state.saving(slot)
+        self._state.saving()
         upload = partial(self._state.upload, self._run, share, slot)
         self._uploads.submit(partial(self._upload_later, upload, index, held, None))
         if held:
@@ -355,6 +369,7 @@ class Session:
         with self._committed:
             self._undriven = now
             self._committed.notify_all()
+        self._state.keeper.undriven(now)
         if now:
             self.want_checkpoint.abandon()
             self.state_due.abandon()
@@ -380,6 +395,10 @@ class Session:
         self.state_due.agree(number, start)
         self.preemption.agree(number, start)
 
+    def kept(self, at: At | None, upto: At) -> None:
+        """Every rank has the snapshot ``at``; of those up to ``upto``, nothing else is needed."""
+        self._state.keeper.settled(at, upto)
+
     def committed(self, index: int) -> None:
         """The driver has committed the checkpoint of this report, or given it up."""
         with self._committed:
@@ -396,9 +415,11 @@ class Session:
 
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there, and the last state."""
-        if (slot := self._state.unsaved()) is not None:
+        slot = self._state.unsaved(self._index + 1)
+        if slot is not None:
             self._index += 1
-            self._send_state(wire.Report(self._index, self._metrics, None, True, 0.0, True, True), slot)
+            report = wire.Report(self._index, self._metrics, None, True, 0.0, True, silent=True)
+            self._send_state(report, slot)
         self._uploads.wait()
         self._raise_failed_upload()
 
@@ -410,6 +431,9 @@ class Session:
 
     def _places(self) -> Mapping[str, Any]:
         """Of data sets, in the checkpoint that this worker starts from."""
+        remembered = self._state.restored_places()
+        if remembered is not None:
+            return remembered
         if self._restored_from is not None:
             checkpoint = self._restored_from._store()
         elif self.spec.checkpoint is not None:
@@ -460,6 +484,9 @@ class Session:
                 "was trained is written over"
             )
         try:
+            step = self._state.restore(state)
+            if step is not None:
+                return step
             for checkpoint in self._with_state():
                 with checkpoint.as_directory() as folder:
                     saved = Folder(Path(folder))

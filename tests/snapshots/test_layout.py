@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from everstep.control.snapshots import At
 from everstep.errors import ConfigError
 from everstep.snapshots.layout import Index, Layout, Shard, covered, overlap, rank_of_index
 from everstep.snapshots.segments import Segment, Slot
@@ -118,12 +119,12 @@ def test_shards_overlap_where_they_hold_the_same_numbers() -> None:
 def test_a_slot_holds_a_snapshot_only_once_it_is_finished() -> None:
     slot = Slot.create("test", {"state": 16})
     assert slot.label is None
-    slot.finish((2, 7), b"notes", b"d" * 32)
+    slot.finish(At(2, 7), b"notes", b"d" * 32)
     assert slot.label is not None
     assert (slot.label.at, slot.notes, slot.label.digest) == ((2, 7), b"notes", b"d" * 32)
     slot.clear()
     assert slot.label is None
-    slot.finish((2, 8), b"longer notes" * 1000, b"e" * 32)
+    slot.finish(At(2, 8), b"longer notes" * 1000, b"e" * 32)
     assert slot.notes == b"longer notes" * 1000
     slot.close()
 

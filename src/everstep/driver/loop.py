@@ -291,6 +291,9 @@ class Driver:
                 self._start_workers(command)
             case c.StopWorkers():
                 self._stop_workers(command)
+            case c.KeepSnapshot():
+                kept = wire.Kept(command.kept, command.upto)
+                self.workers.tell(command.epoch, list(command.ranks), kept)
             case c.AskCheckpoint():
                 self.workers.talk.agreement.propose(wire.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():

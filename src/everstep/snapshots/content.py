@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from everstep.errors import DamagedCheckpointError
+from everstep.errors import DamagedCheckpointError, LostSnapshotError
 from everstep.snapshots.layout import Index, Layout, Shard, index_file, rank_of_index
 from everstep.snapshots.segments import Slot
 
@@ -57,6 +57,10 @@ class Restorable(Protocol):
 
     def capture(self) -> Content: ...
 
+    def sums(self, memory: mmap.mmap) -> bytes:
+        """As ``Content`` says."""
+        ...
+
     def load(self, source: Source, rank: int) -> None:
         """Take over what the source has for this rank."""
         ...
@@ -69,13 +73,33 @@ def by_file(shards: Mapping[str, Shard]) -> dict[str, Layout]:
     return {file: Layout(some) for file, some in files.items()}
 
 
-def digest(content: Content, slot: Slot, notes: bytes) -> bytes:
+def digest(sums: Callable[[mmap.mmap], bytes], slot: Slot, notes: bytes) -> bytes:
     """Of all that a slot holds. It finds what was torn or flipped, at about the speed of memory."""
     found = hashlib.sha256(notes)
     for name in sorted(slot.files):
-        sums = content.sums(slot.files[name].map())
-        found.update(struct.pack("<Q", slot.files[name].size) + sums)
+        segment = slot.files[name]
+        found.update(struct.pack("<Q", segment.size) + sums(segment.map()))
     return found.digest()
+
+
+class InMemory:
+    """One rank's snapshot, for the same rank of as many."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._index = Index.decoded(slot.notes)
+
+    @property
+    def world_size(self) -> int:
+        return self._index.world_size
+
+    def index(self, rank: int) -> Index:
+        if rank != self._index.rank:
+            raise LostSnapshotError(rank, f"is not in the memory of rank {self._index.rank}")
+        return self._index
+
+    def file(self, name: str) -> mmap.mmap:
+        return self._slot.files[name].map()
 
 
 class Folder:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+
+from everstep.control.snapshots import At
 
 _LABEL = struct.Struct("<8sQQQQ32s")
 _MAGIC = b"everstp1"
@@ -29,7 +32,12 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, size: int = 0) -> Segment:
-        segment = cls(os.memfd_create(f"everstep-{name}", os.MFD_CLOEXEC))
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create(f"everstep-{name}", os.MFD_CLOEXEC)
+        else:  # macOS: a file without a name
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        segment = cls(fd)
         segment.resize(size)
         return segment
 
@@ -38,9 +46,14 @@ class Segment:
         return os.fstat(self.fd).st_size
 
     @property
+    def used(self) -> int:
+        """How much of it has been written to."""
+        return min(self.size, os.fstat(self.fd).st_blocks * 512)
+
+    @property
     def path(self) -> Path:
         """Where this process can open it as a file."""
-        return Path(f"/proc/self/fd/{self.fd}")
+        return Path(f"/dev/fd/{self.fd}")
 
     def resize(self, size: int) -> None:
         self.unmap()
@@ -71,8 +84,8 @@ class Label(msgspec.Struct, frozen=True):
     digest: bytes
 
     @property
-    def at(self) -> tuple[int, int]:
-        return (self.epoch, self.index)
+    def at(self) -> At:
+        return At(self.epoch, self.index)
 
 
 class Slot:
@@ -101,6 +114,10 @@ class Slot:
         return sum(segment.size for segment in self.files.values())
 
     @property
+    def used(self) -> int:
+        return sum(segment.used for segment in self.files.values())
+
+    @property
     def label(self) -> Label | None:
         """The snapshot that is here; None: none is, or not all of one."""
         magic, state, epoch, index, notes, digest = _LABEL.unpack_from(self._notes.map())
@@ -116,7 +133,7 @@ class Slot:
         """What is here is no snapshot any more: it is about to be written over."""
         _LABEL.pack_into(self._notes.map(), 0, _MAGIC, 0, 0, 0, 0, b"")
 
-    def finish(self, at: tuple[int, int], notes: bytes, digest: bytes) -> None:
+    def finish(self, at: At, notes: bytes, digest: bytes) -> None:
         """The files are written: from here on this is a snapshot."""
         if self._notes.size < _LABEL.size + len(notes):
             self._notes.resize(2 * (_LABEL.size + len(notes)))

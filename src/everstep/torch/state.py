@@ -88,6 +88,10 @@ class State:
         """The state as it is now, for a session. Tensors are still those that are trained."""
         return Captured(self._parts, current("report").context.get_world_rank())
 
+    def sums(self, memory: mmap.mmap) -> bytes:
+        """For a session: what a digest is made of."""
+        return sums(memory)
+
     def load(self, source: Source, rank: int) -> None:
         """Take a saved state over, for a session."""
         loading = _Loading(source, rank)
