@@ -161,6 +161,7 @@ class Session:
             memory if spec.member.group_size == spec.member.world_size else None,
             spec.snapshot,
             lambda: self.datasets.places(),
+            lambda mine: self._link.ask("broadcast", mine, spec.report_wait_s),
             shares=spec.member.group_rank == 0,
         )
         self._metrics = _EMPTY

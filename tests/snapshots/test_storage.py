@@ -112,6 +112,7 @@ def test_what_was_divided_among_four_is_restored_at_two_and_at_four_again(world:
             "other tree",
             "optimizer/state/0/exp_avg was not there in the first snapshot, and is F32 [2, 2]",
         ),
+        ("another rank's", "tensor is F32 [3] at rank 1, and F32 [2] at rank 0. Make the State of the same"),
         ("sparse", "tensor in the state is a tensor that can't be saved: torch.float32, torch.sparse_coo"),
         ("late restore", "State.restore() after report(): call it once, before the first step"),
     ],
@@ -120,6 +121,7 @@ def test_a_mistaken_state_is_refused_with_a_remedy(world: World, mistake: str, m
     trainer = TorchTrainer(
         mistaken,
         train_loop_config={"mistake": mistake},
+        scaling_config=ScalingConfig(num_workers=2 if "rank" in mistake else 1),
         run_config=RunConfig(name="run", storage_path=str(world.folder / "runs")),
     )
     with pytest.raises(WorkerGroupError) as caught:

@@ -128,6 +128,9 @@ def mistaken(config: dict[str, Any]) -> None:
             model(torch.ones(2)).sum().backward()
             optimizer.step()
             train.report({}, state=state, step=2)
+        case "another rank's":
+            size = 2 + train.get_context().get_world_rank()
+            train.report({}, state=State(tensor=torch.zeros(size)), step=1)
         case "sparse":
             train.report({}, state=State(tensor=torch.eye(2).to_sparse()), step=1)
         case "late restore":

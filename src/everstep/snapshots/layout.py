@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from everstep.errors import ConfigError
+
 FORMAT = 1
 ITEM_BYTES = {
     "F64": 8,
@@ -89,6 +91,25 @@ def rank_of_index(path: str) -> int | None:
     """Whose index a file of a checkpoint is; None: it isn't one."""
     number = path.removeprefix("state-").removesuffix(".json")
     return int(number) if number.isdigit() and path == index_file(int(number)) else None
+
+
+def tree_of(shards: Mapping[str, Shard]) -> bytes:
+    """What all ranks have in common of a state: the names, types and global shapes of its tensors."""
+    return json.dumps({n: f"{s.dtype} {list(s.global_shape)}" for n, s in sorted(shards.items())}).encode()
+
+
+def check_same(rank: int, mine: bytes, first: bytes) -> None:
+    """Whether this rank's tree is the first rank's."""
+    ours, theirs = json.loads(mine), json.loads(first)
+    for name in sorted(ours.keys() | theirs.keys()):
+        here, there = ours.get(name, "not there"), theirs.get(name, "not there")
+        if here != there:
+            raise ConfigError(
+                f"report(state=…): {name} is {here} at rank {rank}, and {there} at rank 0",
+                "make the State of the same parts at all ranks, with tensors of the same names, types and "
+                "global shapes",
+                f"State.{name}",
+            )
 
 
 class Layout:

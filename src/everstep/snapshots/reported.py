@@ -10,7 +10,7 @@ from everstep.control.snapshots import At
 from everstep.errors import ConfigError, LostSnapshotError
 from everstep.snapshots.content import InMemory, Restorable, digest
 from everstep.snapshots.keeper import HostMemory, Keeper, files_of
-from everstep.snapshots.layout import Index
+from everstep.snapshots.layout import Index, check_same, tree_of
 from everstep.snapshots.segments import Slot
 from everstep.storage.checkpoints import Share, upload_files
 from everstep.storage.store import Store
@@ -25,16 +25,20 @@ class ReportedState:
         memory: HostMemory | None,
         snapshot: At | None,
         places: Callable[[], dict[str, Any]],
+        first_of: Callable[[bytes], bytes],
         *,
         shares: bool,
     ) -> None:
         """``snapshot``: what this rank starts from, in its host's memory. ``places``: where it is in its data
-        sets. ``shares``: it writes what is the same at all ranks.
+        sets. ``first_of``: what the first rank gives, at all of them. ``shares``: this one writes what is the
+        same at all ranks.
         """
         self._epoch = epoch
         self._rank = rank
         self._snapshot = snapshot
         self._places = places
+        self._first_of = first_of
+        self._is_checked = False
         self._shares = shares
         self.keeper = Keeper(rank, world_size, memory, snapshot)
         self._turn = 0
@@ -82,6 +86,10 @@ class ReportedState:
         """
         at = At(self._epoch, index)
         number = _checked(state, step)
+        if not self._is_checked:
+            self._is_checked = True
+            mine = tree_of(state.capture().shards)
+            check_same(self._rank, mine, self._first_of(mine))
         remember = self.keeper.remembers(limit_s)
         self._latest, self._newest = (state, number), None
         if remember or due:
