@@ -11,7 +11,18 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bench import checkpoints, data, imports, ray_recovery, recovery, replica_groups, reports, scripts, start
+from bench import (
+    checkpoints,
+    data,
+    imports,
+    ray_recovery,
+    recovery,
+    replica_groups,
+    reports,
+    scripts,
+    start,
+    state,
+)
 from bench.figures import Outcome, as_json, as_markdown, show, this_machine, write_into
 from bench.options import Options
 
@@ -25,6 +36,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "reports": reports,
     "checkpoints": checkpoints,
     "data": data,
+    "state": state,
 }
 
 

@@ -73,6 +73,25 @@ def train_until_told(config: dict[str, Any]) -> None:
             return
 
 
+def keep_state(config: dict[str, Any]) -> None:
+    """A state of so many MiB at each rank, which changes in every step, and a snapshot after each."""
+    rank = train.get_context().get_world_rank()
+    log = StepLog(config["folder"], rank)
+    state = train.torch.State(tensor=torch.zeros(int(config["mib"]) << 18))
+    step = state.restore()
+    stop = Path(config["folder"]) / "stop"
+    while True:
+        told = torch.tensor([float(rank == 0 and stop.exists())])
+        dist.all_reduce(told)
+        state.tensor += 1
+        step += 1
+        log.made(step)
+        train.report({"step": step}, state=state, step=step)
+        time.sleep(config["step_s"])
+        if told.item():
+            return
+
+
 def train_one_step(config: dict[str, Any]) -> None:
     """The same model; over after its first step."""
     log = StepLog(config["folder"], train.get_context().get_world_rank())

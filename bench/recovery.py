@@ -36,13 +36,19 @@ def measure(options: Options) -> Outcome:
 
 
 def kill_again_and_again(
-    side: Side, rounds: int, options: Options, notes: list[str], nodes: int = 0
+    side: Side,
+    rounds: int,
+    options: Options,
+    notes: list[str],
+    nodes: int = 0,
+    function: str = "loops:train_until_told",
+    config: dict[str, float] = CONFIG,
 ) -> Sample:
     dice = random.Random(options.seed)
     times: list[float] = []
     redone: list[int] = []
     killed: list[int] = []
-    with Drive(side, "loops:train_until_told", CONFIG, options.workers, nodes=nodes) as drive:
+    with Drive(side, function, config, options.workers, nodes=nodes) as drive:
         since = 0.0
         for at in range(rounds):
             all_stepped(drive, since, options.workers, "at the start")

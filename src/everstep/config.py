@@ -236,6 +236,11 @@ class CheckpointConfig:
     """Whether retention also removes the files of checkpoints that Everstep did not upload (``NO_UPLOAD``,
     ``checkpoint_upload_fn``). Otherwise it only stops listing them.
     """
+    storage_every_s: float = 600.0
+    """How often a state that is reported (``report(…, state=…)``) is written to storage, in seconds. It is
+    also written when the training function returns, before workers are moved or stopped, and when a machine
+    is about to be taken away.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.delete_external, bool):
@@ -248,6 +253,13 @@ class CheckpointConfig:
                 self.num_to_keep,
                 "None or an int of at least 1",
                 "Use None to keep all",
+            )
+        if not _is_number(self.storage_every_s) or not self.storage_every_s > 0:
+            raise _bad(
+                "CheckpointConfig.storage_every_s",
+                self.storage_every_s,
+                "seconds, more than 0",
+                "Use 600 for every ten minutes",
             )
         _require_text("CheckpointConfig.checkpoint_score_attribute", self.checkpoint_score_attribute)
         _require_choice(

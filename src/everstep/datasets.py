@@ -78,9 +78,12 @@ class Datasets:
         for path in folder.iterdir():
             if is_place_file(path.name) and _is_older(path, attempt, index):
                 path.unlink(missing_ok=True)
-        places = {name: shard.state_dict() for name, shard in self._shards.items()}
-        saved = {"attempt": attempt, "index": index, "places": places}
+        saved = {"attempt": attempt, "index": index, "places": self.places()}
         (folder / PLACE_FILE.format(rank=self._rank)).write_text(json.dumps(saved))
+
+    def places(self) -> dict[str, Any]:
+        """Where this worker is in its data sets, by name."""
+        return {name: shard.state_dict() for name, shard in self._shards.items()}
 
 
 def _is_older(path: Path, attempt: str, index: int) -> bool:

@@ -289,6 +289,18 @@ class DamagedCheckpointError(StorageError):
         self.args = (checkpoint, file, damage)
 
 
+class LostSnapshotError(EverstepError):
+    """A snapshot in a host's memory, from which a rank was to start, can't be restored. The run starts from
+    storage instead.
+    """
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(f"the snapshot of rank {rank} in memory {problem}")
+        self.rank = rank
+        self.problem = problem
+        self.args = (rank, problem)
+
+
 def _signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name

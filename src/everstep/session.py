@@ -6,6 +6,7 @@ questions with an answer. Nothing here knows which engine or backend there is.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -29,6 +30,11 @@ from everstep.checkpoint import (
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
+from everstep.snapshots.content import Folder, Restorable
+from everstep.snapshots.keeper import HostMemory
+from everstep.snapshots.layout import Index, rank_of_index
+from everstep.snapshots.reported import ReportedState
+from everstep.snapshots.segments import Slot
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.background import BackgroundUploads
 from everstep.storage.sources import check_source, overlap
@@ -36,6 +42,7 @@ from everstep.storage.store import open_store
 
 if TYPE_CHECKING:
     from everstep.control.reports import Part
+    from everstep.control.snapshots import At
     from everstep.preemption import PreemptionInfo
 
 MAX_UNCOMMITTED = 16
@@ -127,11 +134,13 @@ class TrainContext(TuneContext):
 class Session:
     """The state behind the functions below."""
 
-    def __init__(self, spec: wire.WorkerSpec, link: Link) -> None:
+    def __init__(self, spec: wire.WorkerSpec, link: Link, memory: HostMemory | None = None) -> None:
+        """``memory``: of the host, for snapshots that outlive this process."""
         self.spec = spec
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
+        self.state_due = AgreedValue(0)
         self._link = link
         self._run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
@@ -144,6 +153,20 @@ class Session:
         self._committed = threading.Condition()
         self._undriven = False
         self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
+        self._state = ReportedState(
+            spec.epoch,
+            self._rank,
+            spec.member.world_size,
+            # With replica groups, a group that is replaced takes its state from the others.
+            memory if spec.member.group_size == spec.member.world_size else None,
+            spec.snapshot,
+            lambda: self.datasets.places(),
+            lambda mine: self._link.ask("broadcast", mine, spec.report_wait_s),
+            shares=spec.member.group_rank == 0,
+        )
+        self._metrics = _EMPTY
+        """Of the newest report."""
+        self._restored_from: Checkpoint | None = None
         self._failed_upload: BaseException | None = None
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._group = spec.member.group_id if spec.member.group_size != spec.member.world_size else None
@@ -158,6 +181,8 @@ class Session:
         mode: CheckpointUploadMode,
         delete_local: bool | None,
         upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
+        state: Restorable | None = None,
+        step: int | None = None,
     ) -> None:
         raw = _EMPTY
         if self._sends_metrics or not isinstance(metrics, dict):
@@ -173,6 +198,9 @@ class Session:
                 check_source(Path(checkpoint.path), self._run, delete=delete_local)
             attempt = f"{self.spec.run_folder} {self.spec.epoch}"
             self.datasets.put_into(Path(checkpoint.path), attempt, self._index + 1)
+        if state is not None:
+            self._report_state(raw, state, step)
+            return
         self._index += 1
         index = self._index
         restored, self._restored = self._restored, 0.0
@@ -215,6 +243,40 @@ class Session:
             self._uploads.submit(partial(self._upload_later, upload, index, held, job))
         if held:
             self._hold(index)
+
+    def _report_state(self, raw: msgspec.Raw, state: Restorable, step: int | None) -> None:
+        """Keep the state of this step, and write it to storage if that is due."""
+        index = self._index + 1
+        due = self._is_due()
+        slot = self._state.report(state, index, step, due=due, limit_s=self.spec.report_wait_s)
+        self._index, self._metrics = index, raw
+        restored, self._restored = self._restored, 0.0
+        copied = slot is not None and self._state.keeper.is_remembered(slot)
+        report = wire.Report(index, raw, None, due, restored, due, copied)
+        if due and slot is not None:
+            self._send_state(report, slot)
+            return
+        self._link.send(wire.frame(report))
+        if slot is not None:
+            self._state.keeper.release(slot)
+
+    def _send_state(self, report: wire.Report, slot: Slot) -> None:
+        """Report a snapshot, and upload it in the background."""
+        index = report.index
+        self._wait_for_the_others(index)
+        share = self._share(self._folder(None, index), index, report.metrics)
+        held = bool(self.want_checkpoint.newest)
+        self._link.send(wire.frame(report))
+        self._state.saving()
+        upload = partial(self._state.upload, self._run, share, slot)
+        self._uploads.submit(partial(self._upload_later, upload, index, held, None))
+        if held:
+            self._hold(index)
+
+    def _is_due(self) -> bool:
+        """Whether the state is to be written to storage at this report; the same at all ranks."""
+        wanted = bool(self.want_checkpoint.ask())
+        return self._state.is_due(self.state_due.ask()) or wanted
 
     def _hold(self, index: int) -> None:
         """If the workers change over, they are ended in here, so that no step is made in vain; else training
@@ -311,8 +373,10 @@ class Session:
         with self._committed:
             self._undriven = now
             self._committed.notify_all()
+        self._state.keeper.undriven(now)
         if now:
             self.want_checkpoint.abandon()
+            self.state_due.abandon()
             self.preemption.abandon()
 
     def proposed(self, number: int, value: wire.AnyValue) -> int:
@@ -320,6 +384,8 @@ class Session:
         match value:
             case wire.WantCheckpoint():
                 return self.want_checkpoint.propose(number, value.reason)
+            case wire.StateDue():
+                return self.state_due.propose(number, value.turn)
             case wire.PreemptionTold():
                 from everstep.preemption import PreemptionInfo
 
@@ -330,7 +396,12 @@ class Session:
 
     def agreed(self, number: int, start: int) -> None:
         self.want_checkpoint.agree(number, start)
+        self.state_due.agree(number, start)
         self.preemption.agree(number, start)
+
+    def kept(self, at: At | None, upto: At) -> None:
+        """Every rank has the snapshot ``at``; of those up to ``upto``, nothing else is needed."""
+        self._state.keeper.settled(at, upto)
 
     def committed(self, index: int) -> None:
         """The driver has committed the checkpoint of this report, or given it up."""
@@ -339,7 +410,12 @@ class Session:
             self._committed.notify_all()
 
     def finish(self) -> None:
-        """Before the function's return counts: what is being uploaded must be there."""
+        """Before the function's return counts: what is being uploaded must be there, and the last state."""
+        slot = self._state.unsaved(self._index + 1)
+        if slot is not None:
+            self._index += 1
+            report = wire.Report(self._index, self._metrics, None, True, 0.0, True, silent=True)
+            self._send_state(report, slot)
         self._uploads.wait()
         self._raise_failed_upload()
 
@@ -351,10 +427,23 @@ class Session:
 
     def _places(self) -> Mapping[str, Any]:
         """Of data sets, in the checkpoint that this worker starts from."""
-        if self.spec.checkpoint is None:
+        remembered = self._state.restored_places()
+        if remembered is not None:
+            return remembered
+        if self._restored_from is not None:
+            checkpoint = self._restored_from._store()
+        elif self.spec.checkpoint is not None:
+            checkpoint = self._run.child(self.spec.checkpoint)
+        else:
             return NOWHERE
-        found = restore.read(self._run.child(self.spec.checkpoint), is_place_file, self.spec.storage_options)
-        return agreed_places(found)
+        found = restore.read(
+            checkpoint,
+            lambda path: is_place_file(path) or rank_of_index(path) is not None,
+            self.spec.storage_options,
+        )
+        return agreed_places(
+            {path: data if is_place_file(path) else _places_in(data) for path, data in found.items()}
+        )
 
     def checkpoint(self) -> Checkpoint | None:
         """What this worker was given to start from, until it has reported something itself."""
@@ -383,6 +472,42 @@ class Session:
             return kind(one.address, storage_options=options)
         return None
 
+    def restore(self, state: Restorable) -> int:
+        """Load the newest state that there is. Returns its step."""
+        if self._index:
+            raise RuntimeError(
+                "State.restore() after report(): call it once, before the first step, so that nothing that "
+                "was trained is written over"
+            )
+        try:
+            step = self._state.restore(state)
+            if step is not None:
+                return step
+            for checkpoint in self._with_state():
+                with checkpoint.as_directory() as folder:
+                    saved = Folder(Path(folder))
+                    state.load(saved, self._rank)
+                    self._restored_from = checkpoint
+                    return saved.index(saved.ranks[0]).step
+            return 0
+        finally:
+            self.restored()
+
+    def _with_state(self) -> Iterator[Checkpoint]:
+        """Checkpoints that hold a state, from the newest down. The newest may be one that the training
+        function has made itself.
+        """
+        newest = self.checkpoint()
+        if newest is None:
+            return
+        if _has_state(newest):
+            yield newest
+        else:
+            for one in reversed(self._list("checkpoints", 0, None)):
+                checkpoint = RestoredCheckpoint(one.address, storage_options=self.spec.storage_options)
+                if not one.external and _has_state(checkpoint):
+                    yield checkpoint
+
     def reported(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
         try:
             limit_s = None if timeout_s is None else max(0.0, timeout_s)
@@ -409,6 +534,15 @@ class Session:
 
     def ask(self, what: str, body: bytes = b"") -> bytes:
         return self._link.ask(what, body, None)
+
+
+def _places_in(index: bytes) -> bytes:
+    return json.dumps({"places": Index.decoded(index).places}).encode()
+
+
+def _has_state(checkpoint: Checkpoint) -> bool:
+    manifest = store.manifest_of(checkpoint._store())
+    return manifest is not None and any(rank_of_index(file.path) is not None for file in manifest.files)
 
 
 class RestoredCheckpoint(Checkpoint):
@@ -525,8 +659,11 @@ def report(
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     validation: bool = False,
+    *,
+    state: Restorable | None = None,
+    step: int | None = None,
 ) -> None:
-    """Report metrics, and optionally this rank's part of a checkpoint.
+    """Report metrics, and optionally this rank's part of a checkpoint, or the training state.
 
     The k-th report of every rank forms one. It isn't a barrier: a rank waits for its own upload at most. Rank
     0's metrics are the run's.
@@ -534,6 +671,9 @@ def report(
     With ``checkpoint_upload_mode=ASYNC`` the upload goes on behind training's back, also that of a
     ``checkpoint_upload_fn``. What such a function raises there is raised by the next ``report``, or when the
     training function returns; what it has not uploaded yet is lost with its process.
+
+    With ``state`` (an ``everstep.torch.State``) and ``step``, the number of the step that is done, Everstep
+    decides when the state is written to storage. Every rank gives it.
     """
     if validation:
         raise RefusedError(
@@ -552,6 +692,8 @@ def report(
         checkpoint_upload_mode,
         delete_local_checkpoint_after_upload,
         checkpoint_upload_fn,
+        state,
+        step,
     )
 
 

@@ -63,6 +63,8 @@ def some(kind: Any) -> Any:
     match msgspec.inspect.type_info(kind) if not isinstance(kind, msgspec.inspect.Type) else kind:
         case msgspec.inspect.StructType() | msgspec.inspect.DataclassType() as whole:
             return whole.cls(**{field.name: some(field.type) for field in whole.fields})
+        case msgspec.inspect.NamedTupleType() as whole:
+            return whole.cls(*(some(field.type) for field in whole.fields))
         case msgspec.inspect.UnionType(types):
             return some(next(t for t in types if not isinstance(t, msgspec.inspect.NoneType)))
         case msgspec.inspect.ListType(item):

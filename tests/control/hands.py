@@ -149,12 +149,20 @@ class Hands:
         self.tell(e.PreemptionNotice(at=0.0, host=host, deadline=self.now + seconds))
 
     def report(
-        self, rank: int, index: int, *, part: bool = False, owed: tuple[int, ...] = (), held: bool = True
+        self,
+        rank: int,
+        index: int,
+        *,
+        part: bool = False,
+        owed: tuple[int, ...] = (),
+        held: bool = True,
+        copied: bool = False,
     ) -> None:
         group = self.places[rank].group_id
         folder = f"e{self.brain.epoch}-g{group}-k{index}"
         parts = (Part(index, folder, held=held),) if part else ()
-        self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, **self.about(rank)))
+        taken = (index,) if copied else ()
+        self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, copied=taken, **self.about(rank)))
 
     def checkpoint(self, index: int, ranks: Iterable[int] | None = None) -> None:
         """Every rank brings its part, or each of these."""

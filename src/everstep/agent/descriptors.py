@@ -6,8 +6,8 @@ import errno
 import os
 import resource
 
-_PER_WORKER = 3
-"""Its socket, its output, its log."""
+_PER_WORKER = 13
+"""Its two sockets, its output, its log, and three snapshots of up to three files each."""
 _RESERVE = 24
 """For drivers that connect, for uploads, and for looking at /proc."""
 

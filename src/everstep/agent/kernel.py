@@ -173,3 +173,39 @@ def start_time(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return int(data[data.rindex(b")") + 2 :].split()[19])
+
+
+def memory() -> tuple[int, int]:
+    """(bytes to be had, bytes that there are) on this machine, or in this container if that has less."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    available = total
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    for limit, used, stat in _CGROUP_FILES:
+        most = "".join(_lines(limit)).strip()
+        if most.isdigit() and int(most) < total:
+            # Files that nobody uses are given up before anything is killed.
+            idle = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith("inactive_file "))
+            total = int(most)
+            available = min(available, total - int("".join(_lines(used)).strip() or 0) + idle)
+    return available, total
+
+
+_CGROUP = "/sys/fs/cgroup"
+_CGROUP_FILES = (
+    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat"),
+    (
+        f"{_CGROUP}/memory/memory.limit_in_bytes",
+        f"{_CGROUP}/memory/memory.usage_in_bytes",
+        f"{_CGROUP}/memory/memory.stat",
+    ),
+)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -27,7 +27,7 @@ from everstep.agent import kernel, threads, wire
 from everstep.agent.script import set_up_logging
 from everstep.backend.base import packages_of
 
-_FDS_PER_FORK = 2
+_FDS_PER_FORK = 3
 
 
 class Template:
@@ -175,20 +175,20 @@ class Template:
 
     def _fork(self, spec: wire.WorkerSpec) -> None:
         assert self._loaded is not None, "asked for a worker before the function was loaded"
-        sock_fd, out_fd = self._fds[:_FDS_PER_FORK]
+        fds = tuple(self._fds[:_FDS_PER_FORK])
         del self._fds[:_FDS_PER_FORK]
         if not self._may_fork:
             self._say(wire.Forked(spec.member.rank, spec.epoch, os.getpid()))
-            self._become(spec, sock_fd, out_fd, parent=self._agent)
+            self._become(spec, fds, parent=self._agent)
         pid = self._os_fork()
         if pid == 0:
-            self._become(spec, sock_fd, out_fd, parent=self._pid)
-        os.close(sock_fd)
-        os.close(out_fd)
+            self._become(spec, fds, parent=self._pid)
+        for fd in fds:
+            os.close(fd)
         self._children[pid] = False
         self._say(wire.Forked(spec.member.rank, spec.epoch, pid))
 
-    def _become(self, spec: wire.WorkerSpec, sock_fd: int, out_fd: int, parent: int) -> NoReturn:
+    def _become(self, spec: wire.WorkerSpec, fds: tuple[int, ...], parent: int) -> NoReturn:
         from everstep.agent.worker import work
 
         assert self._loaded is not None
@@ -201,7 +201,7 @@ class Template:
                 os.close(fd)
             self._sock.detach()
             function, config, backend = self._loaded
-            code = work(spec, function, config, backend, sock_fd, out_fd)
+            code = work(spec, function, config, backend, *fds)
         finally:
             os._exit(code)
 

@@ -18,6 +18,7 @@ from everstep.backend.base import Endpoint, Member
 from everstep.control.failures import Kind
 from everstep.control.placement import Assignment
 from everstep.control.reports import Part
+from everstep.control.snapshots import At, Copy
 from everstep.storage.store import Limits
 
 WIRE_VERSION = 5
@@ -145,6 +146,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Of the code and config that it runs."""
     lighthouse: str = ""
     """Where its agent forwards to torchft's lighthouse, if there is one."""
+    snapshot: At | None = None
+    """What it restores from its host's memory."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):
@@ -340,6 +343,8 @@ class Inventory(FromAgent, frozen=True):
     workers: list[Held]
     lighthouse: str = ""
     """Where it is, if it is here."""
+    copies: list[Copy] = []
+    """Snapshots that are whole, in this host's memory; ``host`` is empty."""
 
 
 class HandedOver(FromAgent, frozen=True):
@@ -444,7 +449,11 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """Its part is still being uploaded."""
     restore_s: float = 0.0
     bound: bool = False
-    """By this process, and nobody else can: a function of the user's uploads it."""
+    """By this process, and nobody else can: a function of the user's uploads it, or it lies in its memory."""
+    copied: bool = False
+    """Its host has a snapshot of this report in memory."""
+    silent: bool = False
+    """It has no metrics: it brings what is to be saved when the function has returned."""
 
 
 class PartDone(FromWorkerMessage, frozen=True):
@@ -490,6 +499,8 @@ class Raised(FromWorkerMessage, frozen=True):
     """It had joined its group: the user's code was running."""
     damaged: str = ""
     """The folder of the checkpoint that could not be restored, if that was the reason."""
+    lost_snapshot: bool = False
+    """The snapshot in memory that it was given could not be restored."""
     final: bool = False
     """It would happen again every time."""
 
@@ -528,6 +539,13 @@ class Committed(ToWorker, frozen=True):
     index: int
 
 
+class Kept(ToWorker, frozen=True):
+    """The snapshot ``at`` stays, and nothing else up to ``upto`` is needed."""
+
+    at: At | None
+    upto: At
+
+
 class WantCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """What ``should_checkpoint()`` says; empty: no."""
 
@@ -542,7 +560,13 @@ class PreemptionTold(msgspec.Struct, frozen=True, tag=True):
     """Empty: the notice was cancelled."""
 
 
-AnyValue = WantCheckpoint | PreemptionTold
+class StateDue(msgspec.Struct, frozen=True, tag=True):
+    """The state is to be written to storage, for the ``turn``-th time."""
+
+    turn: int
+
+
+AnyValue = WantCheckpoint | PreemptionTold | StateDue
 
 
 class Propose(ToWorker, frozen=True):
@@ -565,13 +589,50 @@ class Undriven(ToWorker, frozen=True):
     now: bool
 
 
-AnyToWorker = Rendezvous | Answer | Committed | Propose | Agree | Undriven
+AnyToWorker = Rendezvous | Answer | Committed | Kept | Propose | Agree | Undriven
 
 to_agent = msgspec.msgpack.Decoder(AnyToAgent)
 from_agent = msgspec.msgpack.Decoder(AnyFromAgent)
 from_worker = msgspec.msgpack.Decoder(AnyFromWorker)
 to_worker = msgspec.msgpack.Decoder(AnyToWorker)
 listing = msgspec.msgpack.Decoder(list[Listed])
+
+
+# ---------------------------------------------------------------------- worker ↔ agent, about memory
+
+
+class MemoryRequest(msgspec.Struct, frozen=True, tag=True):
+    """One packet each, on a socket of their own. The answer comes with descriptors."""
+
+
+class NewSlot(MemoryRequest, frozen=True):
+    """Room for a snapshot: files of these sizes."""
+
+    sizes: dict[str, int]
+
+
+class OldSlots(MemoryRequest, frozen=True):
+    """What is there of this rank's, from before."""
+
+
+class DropSlot(MemoryRequest, frozen=True):
+    """This one isn't needed any more."""
+
+    number: int
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """(number, names of its files). With each come a descriptor of its notes and one of each file, in the
+    order of the names.
+    """
+
+    slots: list[tuple[int, list[str]]]
+    refused: str = ""
+    """Why there is none."""
+
+
+memory_request = msgspec.msgpack.Decoder(NewSlot | OldSlots | DropSlot)
+slots = msgspec.msgpack.Decoder(Slots)
 
 
 # ---------------------------------------------------------------------- agent ↔ template
@@ -592,7 +653,9 @@ class Load(TemplateOrder, frozen=True):
 
 
 class Fork(TemplateOrder, frozen=True):
-    """Comes with two descriptors: the worker's end of its socket, and where its output goes."""
+    """Comes with three descriptors: the worker's ends of its socket and of the one for memory, and where its
+    output goes.
+    """
 
     spec: WorkerSpec
 

@@ -18,8 +18,9 @@ import cloudpickle
 from everstep import session as sessions
 from everstep.agent import kernel, raynode, scratch, wire
 from everstep.agent.answers import Answers
+from everstep.agent.memory import WorkersMemory
 from everstep.backend.base import Backend
-from everstep.errors import DamagedCheckpointError, TooLargeError
+from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeError
 
 STOPPED = 128 + signal.SIGTERM
 COLLECTIVES = ("barrier", "broadcast")
@@ -77,6 +78,9 @@ class SocketLink:
             case wire.Committed():
                 if self.session is not None:
                     self.session.committed(message.index)
+            case wire.Kept():
+                if self.session is not None:
+                    self.session.kept(message.at, message.upto)
             case wire.Propose():
                 if self.session is not None:
                     calls = self.session.proposed(message.number, message.value)
@@ -113,7 +117,13 @@ class _Stopping:
 
 
 def work(
-    spec: wire.WorkerSpec, function: Any, config: bytes, backend: Backend, sock_fd: int, out_fd: int
+    spec: wire.WorkerSpec,
+    function: Any,
+    config: bytes,
+    backend: Backend,
+    sock_fd: int,
+    memory_fd: int,
+    out_fd: int,
 ) -> int:
     """Be the worker. Returns the process's exit code."""
     os.setsid()
@@ -127,7 +137,7 @@ def work(
     _reseed(backend, spec.seed)
     stopping = _Stopping()
     signal.signal(signal.SIGTERM, stopping.handle)
-    session = sessions.Session(spec, link)
+    session = sessions.Session(spec, link, WorkersMemory(socket.socket(fileno=memory_fd)))
     link.session = session
     threading.Thread(target=link.listen, name="everstep-link", daemon=True).start()
     joined = False
@@ -162,7 +172,8 @@ def work(
         _flush()
         message = wire.described(error).split("\n")[0]
         final = isinstance(error, TooLargeError)
-        raised = wire.Raised(message, wire.clip(text), echo, at, joined, _damaged(error, spec), final)
+        lost = isinstance(error, LostSnapshotError)
+        raised = wire.Raised(message, wire.clip(text), echo, at, joined, _damaged(error, spec), lost, final)
         link.send(wire.frame(raised))
         return 1
     _flush()

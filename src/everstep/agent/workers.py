@@ -21,6 +21,7 @@ import msgspec
 from everstep.agent import kernel, scratch, wire
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.logs import WorkerLog
+from everstep.agent.memory import PACKETS, Memory, MemoryLine
 from everstep.agent.output import WorkerOutput, output_pipe
 from everstep.agent.preparation import Preparation
 from everstep.agent.spawner import Template
@@ -36,6 +37,7 @@ class Worker:
     template: Template
     line: WorkerLine
     output: WorkerOutput
+    memory: MemoryLine
     oom_before: int
     pid: int = 0
     uploaded: list[wire.Uploaded] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Workers:
         self._live: dict[tuple[int, int], Worker] = {}
         self._ended: dict[tuple[int, int], Worker] = {}
         """Of the present epoch: a later driver must hear how they ended."""
+        self.memory = Memory()
         self._fresh: list[Template] = []
         """Processes that become one worker each, where forking isn't safe."""
 
@@ -82,6 +85,7 @@ class Workers:
     def start(self, specs: list[wire.WorkerSpec], preparation: Preparation, lighthouse: str) -> None:
         if any(spec.epoch > epoch for spec in specs for epoch, _ in self._ended):
             self.forget_ended()
+            self.memory.retain({spec.member.rank for spec in specs})
         for spec in specs:
             template = preparation.template_for_worker()
             fresh = template is not preparation.template
@@ -110,13 +114,17 @@ class Workers:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             undo.callback(ours.close)
             undo.callback(theirs.close)
+            holds, asks = socket.socketpair(socket.AF_UNIX, PACKETS)
+            undo.callback(holds.close)
+            undo.callback(asks.close)
             out, into = output_pipe()
             undo.pop_all()
         line = WorkerLine(spec, ours, self._holder, lambda: self._deaf(worker))
         output = WorkerOutput(spec, out, log, self._holder)
-        worker = Worker(spec, template, line, output, kernel.oom_kills())
+        memory = MemoryLine(spec.member.rank, holds, self.memory)
+        worker = Worker(spec, template, line, output, memory, kernel.oom_kills())
         self._live[worker.key] = worker
-        template.fork(spec, theirs.detach(), into)
+        template.fork(spec, theirs.detach(), asks.detach(), into)
 
     def template_said(self, word: wire.AnyWord) -> None:
         match word:
@@ -169,7 +177,8 @@ class Workers:
     def hand_over(self, connection: Connection, lighthouse: str) -> None:
         """Tell a later driver what is here, and again all that nobody has dealt with."""
         everybody = [*self._ended.values(), *self._live.values()]
-        connection.send(wire.Inventory([worker.held() for worker in everybody], lighthouse))
+        held = [worker.held() for worker in everybody]
+        connection.send(wire.Inventory(held, lighthouse, self.memory.copies()))
         for worker in everybody:
             worker.line.tell_again(connection)
             for uploaded in worker.uploaded:
@@ -228,6 +237,7 @@ class Workers:
         """The process is gone. All that it sent is told before that."""
         del self._live[worker.key]
         worker.line.end()
+        worker.memory.close()
         worker.output.close()
         worker.exited = _exited(worker, status, peak_rss)
         self._ended[worker.key] = worker
@@ -258,6 +268,7 @@ class Workers:
             template.close()
         self._fresh = []
         self.forget_ended()
+        self.memory.clear()
 
     def kill_everything(self) -> None:
         for template in self._fresh:

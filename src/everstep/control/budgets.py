@@ -46,7 +46,7 @@ class FirstStarts:
 class Backoff:
     """The pause before a recovery: none for the first, then growing to a cap.
 
-    A healthy stretch resets it: a new checkpoint, or long enough without a failure.
+    A healthy stretch resets it: a new checkpoint or snapshot, or long enough without a failure.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:

@@ -13,6 +13,7 @@ from everstep.control.events import StopKind, TimerName
 from everstep.control.failures import Failure
 from everstep.control.placement import Assignment
 from everstep.control.reports import Ready
+from everstep.control.snapshots import At
 from everstep.topology.slices import HostId, SliceName
 
 
@@ -106,6 +107,8 @@ class StartWorkers(Command, frozen=True):
     """The folder to restore from."""
     reason: str
     """Why this start, in words, for ``get_context()`` and the log."""
+    snapshot: At | None = None
+    """What every rank can restore from its host's memory."""
 
     @property
     def full(self) -> bool:
@@ -122,6 +125,15 @@ class StopWorkers(Command, frozen=True):
     grace_s: float
     generation: int = 0
     """Of every rank in ``ranks``, and of the answer."""
+
+
+class KeepSnapshot(Command, frozen=True):
+    """Tell these ranks that ``kept`` stays, and that nothing else up to ``upto`` is needed."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    kept: At | None
+    upto: At
 
 
 class AskCheckpoint(Command, frozen=True):
@@ -237,6 +249,8 @@ class Recovered(Record, frozen=True, tag="recovered"):
     rendezvous_s: float
     restore_s: float
     first_step_s: float
+    state_from: str = ""
+    """Where the workers' state came from, if that was not storage."""
 
     @property
     def total_s(self) -> float:
@@ -283,6 +297,7 @@ AnyCommand = (
     | RetireHost
     | StartWorkers
     | StopWorkers
+    | KeepSnapshot
     | AskCheckpoint
     | CommitCheckpoint
     | DiscardCheckpoint

@@ -24,6 +24,7 @@ from everstep.control.recovery import Lost, Recovery, while_starting
 from everstep.control.relocation import NEW_CODE
 from everstep.control.run import Run
 from everstep.control.settings import Settings
+from everstep.control.snapshots import At
 from everstep.control.table import Phase
 
 __all__ = ["Controller", "Settings"]
@@ -122,6 +123,8 @@ class Controller:
                 self._workers_gone(event)
             case e.CheckpointCommitted():
                 self._checkpoint_committed(event)
+            case e.SnapshotDamaged():
+                self.run.snapshots.forget()
             case e.CheckpointDamaged() | e.CheckpointGone():
                 self.run.checkpoints.forget(event.folder)
             case e.CommitFailed():
@@ -170,6 +173,9 @@ class Controller:
             run.trained = True
         run.set_phase(Phase.RUNNING, at)
         run.relocation.started(at)
+        if self.settings.group_size is None:
+            members = {a.rank: a.host for a in adopted.assignments}
+            run.pass_on(run.snapshots.adopt(members, adopted.copies))
         gone = [(host, name) for host, name in sorted(slice_of.items()) if not run.fleet.alive(host)]
         self._recovery.hosts_lost([Lost(host, name, _unlisted(host, at)) for host, name in gone], at)
         if not run.relocation.outdated and not any(restart.full for restart in run.restarts):
@@ -292,6 +298,7 @@ class Controller:
             return
         group.returned.add(event.rank)
         self._recovery.stepped(group, event.rank, 0.0, event.at)
+        self.run.pass_on(self.run.snapshots.returned(event.rank))
         self.run.settle(group, group.book.returned(event.rank))
         self._recovery.settling.came_further(event.at)
         self._ending.check_finished(event.at)
@@ -317,9 +324,18 @@ class Controller:
         if group is None:
             return
         self._recovery.stepped(group, event.rank, event.restore_s, event.at)
+        self._copied(event)
         self.run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
         self._recovery.settling.came_further(event.at)
         self._storage_changed(event.at)
+
+    def _copied(self, event: e.Reported) -> None:
+        snapshots = self.run.snapshots
+        before = snapshots.kept
+        copied = [At(event.epoch, index) for index in event.copied]
+        self.run.pass_on(snapshots.reported(event.rank, At(event.epoch, event.upto), copied))
+        if snapshots.kept != before:
+            self._recovery.progressed()
 
     def _upload_failed(self, event: e.UploadFailed) -> None:
         group = self.run.current(event)

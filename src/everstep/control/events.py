@@ -14,6 +14,7 @@ import msgspec
 from everstep.control.failures import Budget, Failure
 from everstep.control.placement import Assignment
 from everstep.control.reports import Part
+from everstep.control.snapshots import Copy
 from everstep.topology.slices import HostId, HostView, SliceName
 
 
@@ -57,6 +58,8 @@ class Adopted(msgspec.Struct, frozen=True):
     """(replica group, generation)."""
     outdated: bool = False
     """They run other code, or another config, than this driver has."""
+    copies: tuple[Copy, ...] = ()
+    """Snapshots of them that their hosts have in memory."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +181,8 @@ class Reported(WorkerEvent, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()
     restore_s: float = 0.0
     """On the first report: how long this worker took to load its checkpoint."""
+    copied: tuple[int, ...] = ()
+    """Reports of which its host has a snapshot of this rank in memory."""
 
 
 class UploadFailed(WorkerEvent, frozen=True, kw_only=True):
@@ -205,6 +210,10 @@ class CheckpointDamaged(Event, frozen=True, kw_only=True):
     """A committed checkpoint is not what its manifest says."""
 
     folder: str
+
+
+class SnapshotDamaged(Event, frozen=True, kw_only=True):
+    """The snapshot that workers were to restore from memory is not there, or not what was put there."""
 
 
 class CheckpointGone(Event, frozen=True, kw_only=True):
@@ -263,6 +272,7 @@ AnyEvent = (
     | WorkersGone
     | CheckpointCommitted
     | CheckpointDamaged
+    | SnapshotDamaged
     | CheckpointGone
     | CommitFailed
     | TimerFired
@@ -290,6 +300,7 @@ __all__ = [
     "Reserved",
     "RunOpened",
     "SliceName",
+    "SnapshotDamaged",
     "StopKind",
     "StopRequested",
     "StorageLost",

@@ -21,8 +21,15 @@ from everstep.topology.slices import HostId, HostView, Slice, SliceName, describ
 class Fleet:
     """What it decides to take or to give back goes out as commands."""
 
-    def __init__(self, settings: Settings, do: Callable[[c.AnyCommand], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        do: Callable[[c.AnyCommand], None],
+        given_back: Callable[[HostId], None],
+    ) -> None:
+        """``given_back``: nothing of ours is left on this host."""
         self.settings = settings
+        self._given_back = given_back
         self.hosts: dict[HostId, HostView] = {}
         self.held: set[SliceName] = set()
         self.broken: set[SliceName] = set()
@@ -212,4 +219,5 @@ class Fleet:
         for host in self.hosts.values():
             if host.slice in names:
                 self.forget(host.id)
+                self._given_back(host.id)
         self._do(c.Release(names))

@@ -244,6 +244,7 @@ class Recovery:
         failure = one.failure
         if one.slice in run.fleet.noticed:
             failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
+        run.snapshots.host_lost(one.host)
         for group in run.groups.values():
             group.gone |= group.ranks_on(one.host)
             run.settle(group, group.book.host_lost(group.ranks_on(one.host)))
@@ -471,8 +472,9 @@ class Recovery:
             run.discard_open(run.groups[g])
         generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
         restart.rung = restart.find_rung()
+        restart.snapshot = run.restorable(restart)
         if restart.full:
-            restart.steps_lost = run.checkpoints.lost_since(restart.old_epoch, restart.old_furthest)
+            restart.steps_lost = self._steps_lost(restart)
             run.begin_epoch()
             run.relocation.outdated = False
             run.do(c.CancelTimer(TimerName.BOUNDARY, 0))
@@ -491,9 +493,17 @@ class Recovery:
                 restart.assignments,
                 newest.folder if newest else None,
                 restart.reason,
+                restart.snapshot,
             )
         )
         run.do(c.SetTimer(TimerName.START, restart.key, at + run.settings.deadlines.start_s))
+
+    def _steps_lost(self, restart: Restart) -> int:
+        lost = self._run.checkpoints.lost_since(restart.old_epoch, restart.old_furthest)
+        snapshot = restart.snapshot
+        if snapshot is None or snapshot.epoch != restart.old_epoch:
+            return lost
+        return min(lost, max(0, restart.old_furthest - snapshot.report))
 
     def _generations(self, restart: Restart) -> tuple[tuple[int, int], ...]:
         return tuple((g, self._run.groups[g].generation) for g in sorted(restart.groups))

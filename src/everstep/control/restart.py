@@ -9,6 +9,7 @@ from everstep.control.events import TimerName
 from everstep.control.failures import Failure, Incident
 from everstep.control.group import Group
 from everstep.control.placement import Assignment
+from everstep.control.snapshots import At
 from everstep.control.table import TRANSITIONS, Phase
 from everstep.topology.slices import HostId, SliceName
 
@@ -56,6 +57,8 @@ class Restart:
         self.ready = began
         self.restore_s = 0.0
         self.steps_lost = 0
+        self.snapshot: At | None = None
+        """What its workers restore from memory."""
         self._entered = began
         self._seconds: dict[Phase, float] = {}
         self.old_epoch = 0
@@ -126,6 +129,7 @@ class Restart:
             rendezvous_s=rendezvous,
             restore_s=restore,
             first_step_s=at - self.ready - restore,
+            state_from=f"memory (report {self.snapshot.report})" if self.snapshot else "",
         )
 
     def _spent(self, stage: Phase) -> float:

@@ -16,6 +16,7 @@ from everstep.control.relocation import Relocation
 from everstep.control.reports import Settled
 from everstep.control.restart import Restart
 from everstep.control.settings import Settings
+from everstep.control.snapshots import At, Snapshots, Verdict
 from everstep.control.table import TRANSITIONS, Phase
 from everstep.topology.slices import HostId, SliceName
 
@@ -53,7 +54,8 @@ class Run:
             }
         )
         self.checkpoints = Checkpoints()
-        self.fleet = Fleet(settings, self.do)
+        self.snapshots = Snapshots()
+        self.fleet = Fleet(settings, self.do, self.snapshots.host_lost)
         self.relocation = Relocation(settings, self.fleet, self.do, self.next_key)
         self._group_of: dict[int, int] = {}
         self._held: set[str] = set()
@@ -129,6 +131,19 @@ class Run:
     def uploading(self, group: Group) -> frozenset[HostId]:
         """The hosts whose uploads alone stand between a checkpoint of this group and its commit."""
         return frozenset(group.members[rank].host for rank in group.book.uploading())
+
+    def pass_on(self, verdicts: Sequence[Verdict]) -> None:
+        """Tell ranks what becomes of their snapshots."""
+        for ranks, kept, upto in verdicts:
+            self.do(c.KeepSnapshot(self.epoch, ranks, kept, upto))
+
+    def restorable(self, restart: Restart) -> At | None:
+        """What every worker of this start can restore from memory. Replica groups have none: a group that is
+        replaced takes its state from the others.
+        """
+        if self.settings.group_size is not None:
+            return None
+        return self.snapshots.begin({a.rank: a.host for a in restart.assignments})
 
     # ------------------------------------------------------------------ restarts
 

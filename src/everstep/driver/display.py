@@ -165,8 +165,13 @@ def describe_recovery(record: c.Recovered) -> str:
     seconds = ", ".join(f"{name} {value:.3f}" for name, value in phases_of(record) if value >= 0.0005)
     return (
         f"recovered in {record.total_s:.3f} s by «{record.rung.value}»: {cause_of(record)}; "
-        f"kept {record.kept}; {count(record.steps_lost, 'step')} lost; seconds: {seconds}"
+        f"kept {record.kept}; {_state_from(record)}{count(record.steps_lost, 'step')} lost; "
+        f"seconds: {seconds}"
     )
+
+
+def _state_from(record: c.Recovered) -> str:
+    return f"state from {record.state_from}; " if record.state_from else ""
 
 
 def _unsaved(steps: int) -> str:

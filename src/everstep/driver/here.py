@@ -26,6 +26,7 @@ from everstep.control.placement import Assignment
 from everstep.control.reports import Ready, ReportBook, Settled
 from everstep.control.table import Phase
 from everstep.driver import records
+from everstep.driver.agreement import Agreement
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, read_history, result_of, to_delete
@@ -33,6 +34,7 @@ from everstep.driver.lease import Lease
 from everstep.driver.questions import QUESTIONS, all_kept, listing, newest_of
 from everstep.driver.repair import Repair
 from everstep.driver.scores import Scores
+from everstep.driver.states import StatesDue
 from everstep.errors import (
     ConflictingPartsError,
     StorageError,
@@ -114,6 +116,20 @@ class HereLink:
             storage_options=spec.run.storage_options,
         )
         self.session: sessions.Session | None = None
+        self._agreement = Agreement(self._tell, 0)
+        self._agreement.restart(0, {0: range(world)})
+        self._states = StatesDue(self._config.storage_every_s, self._agreement.propose)
+        self._states.restart(time.monotonic())
+
+    def _propose_if_due(self) -> None:
+        self._states.look(time.monotonic())
+
+    def _tell(self, epoch: int, ranks: list[int], message: wire.AnyToWorker) -> None:
+        for rank in ranks:
+            if rank == 0 and self.session is not None:
+                _hear(self.session, message, self.send)
+            elif rank > 0 and self._group is not None:
+                self._group.tell(rank, wire.frame(message))
 
     # ------------------------------------------------------------------ what ranks say
 
@@ -155,8 +171,10 @@ class HereLink:
         match message:
             case wire.Report() as report:
                 if rank == 0:
-                    self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
+                    if not report.silent:
+                        self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
                     self._rows[report.index] = report.metrics
+                    self._propose_if_due()
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
@@ -166,7 +184,11 @@ class HereLink:
                 self._say(f"checkpoint {failed.index} could not be saved: {failed.reason}")
                 self._dealt_with("", failed.index)
                 return self._book.upload_failed(rank, failed.index)
+            case wire.Counted() as counted:
+                self._agreement.counted(rank, counted)
+                return Settled()
             case wire.Returned():
+                self._agreement.returned(rank)
                 return self._book.returned(rank)
             case wire.Ask() as ask:
                 upto = msgspec.msgpack.decode(ask.body, type=int)
@@ -241,12 +263,11 @@ class HereLink:
         """No rank waits for this checkpoint any more."""
         if self.session is not None:
             self.session.committed(index)
-        self._tell_all(wire.Committed(folder, index))
+        self._tell_others(wire.Committed(folder, index))
 
-    def _tell_all(self, message: wire.AnyToWorker) -> None:
+    def _tell_others(self, message: wire.AnyToWorker) -> None:
         if self._group is not None:
-            for rank in range(1, self._group.member.world_size):
-                self._group.tell(rank, wire.frame(message))
+            self._tell(self.epoch, list(range(1, self._group.member.world_size)), message)
 
     def write(self, record: records.AnyRecord) -> None:
         self._journal.append(record)
@@ -274,7 +295,7 @@ class HereLink:
     def close(self, closed: records.Closed) -> None:
         self.write(closed)
         complete(self._journal.flush())
-        self._tell_all(wire.Undriven(True))
+        self._tell_others(wire.Undriven(True))
 
 
 class BesideLink:
@@ -295,12 +316,12 @@ class BesideLink:
         for frame in self._group.told_by_leader():
             for body in wire.Frames().feed(frame):
                 match wire.to_worker.decode(body):
-                    case wire.Committed() as committed if self.session is not None:
-                        self.session.committed(committed.index)
                     case wire.Answer() as answer:
                         self._answers.put(answer)
                     case wire.Undriven():
                         return
+                    case message if self.session is not None:
+                        _hear(self.session, message, self.send)
                     case _:
                         pass
 
@@ -319,6 +340,19 @@ class BesideLink:
         """This rank has returned: its function, or what comes after fit(), may need the run's end."""
         self.send(wire.frame(wire.Returned(None)))
         self._listener.join()
+
+
+def _hear(session: sessions.Session, message: wire.AnyToWorker, answer: Callable[[bytes], None]) -> None:
+    match message:
+        case wire.Committed():
+            session.committed(message.index)
+        case wire.Propose():
+            calls = session.proposed(message.number, message.value)
+            answer(wire.frame(wire.Counted(message.number, calls)))
+        case wire.Agree():
+            session.agreed(message.number, message.start)
+        case _:
+            pass
 
 
 def _agree(what: str, body: bytes, group: LaunchedGroup) -> bytes:

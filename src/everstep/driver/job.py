@@ -142,6 +142,7 @@ class Job:
             storage_options=dict(self.run.storage_options or {}),
             storage_limits=Limits.of(limits),
             fingerprint=self.fingerprint,
+            snapshot=start.snapshot,
         )
 
 

@@ -31,6 +31,7 @@ from everstep.driver.lighthouse import Lighthouse
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun, Registry
 from everstep.driver.repair import Repair
+from everstep.driver.states import StatesDue
 from everstep.driver.takeover import LeftBehind, ask_agents
 from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
@@ -94,6 +95,7 @@ class Driver:
             observer,
             self._clock,
         )
+        self._states = StatesDue(config.storage_every_s, self.workers.talk.agreement.propose)
         self._house = Housekeeping(run, lease.journal, lease.history, job.marker, observer.say, self._clock)
         self._pump = Pump(self.controller, self._carry_out, self._handled)
         self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
@@ -289,6 +291,9 @@ class Driver:
                 self._start_workers(command)
             case c.StopWorkers():
                 self._stop_workers(command)
+            case c.KeepSnapshot():
+                kept = wire.Kept(command.kept, command.upto)
+                self.workers.tell(command.epoch, list(command.ranks), kept)
             case c.AskCheckpoint():
                 self.workers.talk.agreement.propose(wire.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():
@@ -485,7 +490,12 @@ class Driver:
         self._lease.history.forget(folder)
         self.emit(e.CheckpointGone(at=self._clock.now(), folder=folder))
 
+    def _look_for_states(self) -> None:
+        if self.controller.phase is Phase.RUNNING:
+            self._states.look(self._clock.now())
+
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
+        self._look_for_states()
         self.workers.rows.flush()
         self._house.warn_of_uncommitted(self.controller, self._limits)
         self.workers.questions.warn(self._limits.report_warn_s, self._observer.say)
@@ -497,6 +507,7 @@ class Driver:
         if isinstance(record, c.GroupStarted):
             self._publish()
             self.workers.tell_newcomers()
+            self._states.restart(self._clock.now())
         elif isinstance(record, c.PreemptionSeen) and record.deadline is None:
             self.workers.notice_is_over(record.slice)
 

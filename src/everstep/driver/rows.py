@@ -23,6 +23,8 @@ class Rows:
         self._write = write
         self._reported: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
         """By (group, generation) and index."""
+        self._with_last_state: dict[tuple[int, int, int], msgspec.Raw] = {}
+        """By (group, generation, index): what was reported last, before a report that only saves."""
         self._waiting: list[msgspec.Raw] = []
         """Not in the journal yet."""
         self._of = (0, 0, 0)
@@ -38,6 +40,7 @@ class Rows:
         """All workers start anew."""
         self.flush()
         self._reported.clear()
+        self._with_last_state.clear()
 
     def add(self, epoch: int, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
         of = (stream.assignment.group_id, stream.generation)
@@ -52,6 +55,10 @@ class Rows:
                 self._of, self._first = whose, index
             self._waiting.append(metrics)
 
+    def add_silent(self, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
+        """A report that is no row: what it saves is of the one before, and so are its metrics."""
+        self._with_last_state[(stream.assignment.group_id, stream.generation, index)] = metrics
+
     def newest(self, stream: Stream) -> list[msgspec.Raw]:
         """The row that this worker has just added to the run's metrics, if it has."""
         of = (stream.assignment.group_id, stream.generation)
@@ -60,7 +67,8 @@ class Rows:
         return [] if row is None else [row]
 
     def with_checkpoint(self, group: int, generation: int, index: int) -> msgspec.Raw:
-        return self._reported.get((group, generation), {}).get(index, _EMPTY)
+        silent = self._with_last_state.get((group, generation, index), _EMPTY)
+        return self._reported.get((group, generation), {}).get(index, silent)
 
     def flush(self) -> None:
         """Into the journal."""

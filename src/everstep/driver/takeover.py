@@ -6,9 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+
 from everstep.agent import wire
 from everstep.control.deadlines import Deadlines
 from everstep.control.events import Adopted
+from everstep.control.snapshots import Copy
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
 from everstep.topology.slices import HostId, SliceName
@@ -35,6 +38,7 @@ class LeftBehind:
         self._told: list[tuple[HostId, wire.AnyFromAgent]] = []
         self._broken: set[int] = set()
         """Groups that can't be kept."""
+        self._copies: list[Copy] = []
         self._changed = asyncio.Event()
 
     def hear(self, host: HostId, message: wire.AnyFromAgent) -> None:
@@ -42,6 +46,7 @@ class LeftBehind:
             case wire.Inventory():
                 if message.lighthouse:
                     self.lighthouse = (host, message.lighthouse)
+                self._copies += [msgspec.structs.replace(copy, host=host) for copy in message.copies]
                 for held in message.workers:
                     key = (held.spec.epoch, held.spec.member.rank)
                     known = self._held.get(key)
@@ -136,6 +141,7 @@ class LeftBehind:
             tuple(spec.assignment for spec in specs),
             tuple(sorted(generations.items())),
             self.outdated,
+            tuple(self._copies),
         )
 
     def _kept(self) -> list[tuple[HostId, wire.Held]]:

@@ -111,7 +111,7 @@ class Workers:
     def tell_adopted(self) -> None:
         """How far the workers of an earlier driver have come, which that one had dealt with."""
         for key, stream in self.streams.items():
-            self._tell_reports(key, stream, 0, [], [], 0.0)
+            self._tell_reports(key, stream, 0, [], [], [], 0.0)
 
     def stopping(self, command: c.StopWorkers) -> None:
         for rank in command.ranks:
@@ -201,6 +201,7 @@ class Workers:
         before = stream.upto
         owed: list[int] = []
         parts: list[Part] = []
+        copied: list[int] = []
         restore_s = 0.0
         for word in stream.feed(message.data):
             if isinstance(word, wire.Report):
@@ -208,22 +209,28 @@ class Workers:
                 parts += self._news(word.part)
                 if word.owed:
                     owed.append(word.index)
+                if word.copied:
+                    copied.append(word.index)
                 self._add_row(key, stream, word)
                 continue
             if isinstance(word, wire.PartDone):
                 parts += self._news(word.part)
                 continue
             # What came before must be known before what comes now: a return, a failure, a question.
-            self._tell_reports(key, stream, before, owed, parts, restore_s)
-            before, owed, parts = stream.upto, [], []
+            self._tell_reports(key, stream, before, owed, parts, copied, restore_s)
+            before, owed, parts, copied = stream.upto, [], [], []
             self._heard_word(key, stream, word)
-        self._tell_reports(key, stream, before, owed, parts, restore_s)
+        self._tell_reports(key, stream, before, owed, parts, copied, restore_s)
 
     def _news(self, part: Part | None) -> list[Part]:
         return [] if part is None or part.folder in self._history.checkpoints else [part]
 
     def _add_row(self, key: Key, stream: Stream, report: wire.Report) -> None:
         epoch, generation, rank = key
+        if report.silent:
+            if stream.assignment.group_rank == 0:
+                self.rows.add_silent(stream, report.index, report.metrics)
+            return
         if stream.assignment.group_rank == 0:
             self.rows.add(self._controller.epoch, stream, report.index, report.metrics)
         if self._job.wants_all_metrics:
@@ -231,7 +238,14 @@ class Workers:
             self._observer.reported(of, rank, report.index, report.metrics)
 
     def _tell_reports(
-        self, key: Key, stream: Stream, before: int, owed: list[int], parts: list[Part], restore_s: float
+        self,
+        key: Key,
+        stream: Stream,
+        before: int,
+        owed: list[int],
+        parts: list[Part],
+        copied: list[int],
+        restore_s: float,
     ) -> None:
         if stream.upto == before and not parts:
             return
@@ -247,6 +261,7 @@ class Workers:
                 owed=tuple(owed),
                 parts=tuple(parts),
                 restore_s=restore_s,
+                copied=tuple(copied),
             )
         )
 
@@ -292,6 +307,9 @@ class Workers:
         if word.damaged:
             self._damaged(word.damaged, word.message)
             self._emit(e.CheckpointDamaged(at=now, folder=word.damaged))
+        if word.lost_snapshot:
+            self._observer.say(f"{word.message}; the newest checkpoint in storage is used")
+            self._emit(e.SnapshotDamaged(at=now))
         failure = Failure(
             _kind_of(word),
             self._engine.time_here(stream.assignment.host, word.at),
@@ -346,7 +364,7 @@ class Workers:
         if message.part is None:
             self._upload_failed(key, message.index, message.reason)
         else:
-            self._tell_reports(key, stream, stream.upto, [], self._news(message.part), 0.0)
+            self._tell_reports(key, stream, stream.upto, [], self._news(message.part), [], 0.0)
 
     def _upload_failed(self, key: Key, index: int, reason: str) -> None:
         epoch, generation, rank = key
@@ -410,7 +428,8 @@ def _kind_of(word: wire.Raised) -> Kind:
     if word.final:
         return Kind.LIMIT
     # What it was given to start from is no fault of the function's.
-    return Kind.EXCEPTION if word.joined and not word.damaged else Kind.START
+    given = not word.damaged and not word.lost_snapshot
+    return Kind.EXCEPTION if word.joined and given else Kind.START
 
 
 def _loaded(word: wire.Returned) -> tuple[Any, str]:

@@ -174,6 +174,14 @@ def claim_name(run: Store, name: str, incarnation: str, index: int, rank: int) -
 
 
 def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None] = lambda: None) -> Part:
+    """Upload the files of this rank's folder into the checkpoint: ``upload_files``."""
+    names = [path.as_posix() for path in files_below(source) if not _is_ours(path)]
+    return upload_files(run, share, {name: source / name for name in names}, check)
+
+
+def upload_files(
+    run: Store, share: Share, sources: Mapping[str, Path], check: Callable[[], None] = lambda: None
+) -> Part:
     """Upload this rank's files into the checkpoint, durably, and then say so with a part record.
 
     Doing it again with the same files, say after a crash, comes to the same part. Where two ranks bring a
@@ -181,11 +189,11 @@ def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None
     the two; if it raises, there is no part.
     """
     target = run.child(share.folder)
-    names = [path.as_posix() for path in files_below(source) if not _is_ours(path)]
+    names = list(sources)
     at_once = max(1, min(PARALLEL_FILES, len(names)))
 
     def upload(name: str) -> FileRecord | None:
-        return target.upload(source / name, name, f"rank {share.rank}", beside=at_once - 1)
+        return target.upload(sources[name], name, f"rank {share.rank}", beside=at_once - 1)
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="everstep-upload") as pool:
         futures = [pool.submit(upload, name) for name in names]
@@ -197,7 +205,7 @@ def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None
     check()
     brought = [record for record in found if record is not None]
     refused = [name for name, record in zip(names, found, strict=True) if record is None]
-    taken = [FileRecord(name, *digest_of(source / name)) for name in refused]
+    taken = [FileRecord(name, *digest_of(sources[name])) for name in refused]
     return record_part(run, share, brought, taken=taken)
 
 

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from everstep.torch.fault_tolerant import FaultTolerantDDP, average_gradients
+    from everstep.torch.state import State
 
 __all__ = [
     "TorchTrainer",
     "TorchCheckpoint",
     "TorchConfig",
     "TorchftConfig",
+    "State",
     "FaultTolerantDDP",
     "average_gradients",
     "accelerate",
@@ -139,6 +141,10 @@ def _with_groups(scaling: ScalingConfig, config: TorchftConfig) -> ScalingConfig
 
 def __getattr__(name: str) -> Any:
     """What needs torch and torchft, which are imported when it is asked for."""
+    if name == "State":
+        from everstep.torch.state import State
+
+        return State
     if name in ("FaultTolerantDDP", "average_gradients"):
         from everstep.torch import fault_tolerant
 

@@ -124,6 +124,8 @@ class Drivers:
                 world.processes.start(command)
             case c.StopWorkers():
                 world.processes.stop(command)
+            case c.KeepSnapshot():
+                world.memory.keep(command)
             case c.AskCheckpoint():
                 world.asked = command.reason
             case c.CommitCheckpoint():
@@ -166,7 +168,7 @@ class Drivers:
         if self.absent or self.has_ended():
             return
         old = self.brain
-        self.absent = True
+        self.absent = self.world.undriven = True
         self.world.suspended = False
         self._held_back, self._due = [], []
         self.world.driver += 1
@@ -207,7 +209,7 @@ class Drivers:
         if adopted is None:  # what will be restored is looked at first
             self.world.storage.known_damaged |= self.world.storage.damaged
         self.brain = Controller(self.world.scenario.settings)
-        self.absent = False
+        self.absent = self.world.undriven = False
         self.tell(e.CapacityChanged(at=self.clock.now, hosts=self.world.view()))
         self.tell(
             e.RunOpened(
@@ -247,7 +249,8 @@ class Drivers:
         if not found:
             return None
         outdated = self.world.chance(self.world.scenario.new_code)
-        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())), outdated)
+        copies = tuple(copy for place in found for copy in self.world.memory.copies(place))
+        return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())), outdated, copies)
 
     def _is_kept(self, place: Assignment, generation: int) -> bool:
         host = self.world.hosts[place.host]

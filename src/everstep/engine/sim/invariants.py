@@ -93,6 +93,10 @@ class Invariants:
                     self._check_discard(command)
                 case c.PhaseChanged():
                     self._check_phase(Phase(command.phase))
+                case c.KeepSnapshot():
+                    if command.kept == command.upto:  # something was learnt, and kept
+                        self._reasons.append(now)
+                        self._decided_at = None
                 case c.CheckpointKept():
                     self._reasons.append(now)
                     self._decided_at = None
@@ -113,6 +117,21 @@ class Invariants:
                 case _:
                     pass
         self._check_nothing_is_leaked()
+        self._check_snapshot()
+
+    def _check_snapshot(self) -> None:
+        """11: what the brain counts on is in memory at every rank, also while others are written."""
+        assert self.drivers is not None
+        snapshots = self.drivers.brain.run.snapshots
+        if snapshots.kept is None:
+            return
+        for rank, host in snapshots.places.items():
+            there = self.world.hosts[host]
+            held = self.world.memory.find(host, rank, snapshots.kept)
+            self._require(
+                held is not None or not there.alive or not there.agent,
+                f"11: {snapshots.kept} is kept, and rank {rank} on {host} has written over it",
+            )
 
     def _check_phase(self, phase: Phase) -> None:
         self._require((self._phase, phase) in TRANSITIONS, f"{self._phase} → {phase} is not in the table")
@@ -129,6 +148,11 @@ class Invariants:
         self._starts.append(now)
         self._check_pace(now)
         newest = self.world.storage.restorable()
+        whole = self.world.memory.newest_whole(places) if full else None
+        self._require(
+            whole is None or (command.snapshot is not None and command.snapshot >= whole),
+            f"11: every rank has {whole} in memory, and restores {command.snapshot}",
+        )
         if command.checkpoint is None:
             self._require(not newest, "5: a checkpoint is committed, and the workers get none")
         else:

@@ -13,6 +13,7 @@ from everstep.control import events as e
 from everstep.control.failures import Failure
 from everstep.control.placement import Assignment
 from everstep.control.reports import Part
+from everstep.control.snapshots import At
 from everstep.engine.sim.clock import Channel, Clock
 from everstep.topology.slices import HostId, SliceName
 
@@ -46,6 +47,12 @@ class Worker:
         self.unacknowledged: dict[int, Part] = {}
         """Parts of whose commit or end it has not been told."""
         self.spoilt: set[int] = set()
+        self.kept: At | None = None
+        """The snapshot that it may not write over."""
+        self.open: At | None = None
+        """The one that it has taken, and does not know what becomes of."""
+        self.restored: tuple[At, int, int] | None = None
+        """The snapshot, and its step, that it started from."""
         self.stuck = False
         """In a collective whose peers are gone."""
         self.stopping = False
@@ -89,7 +96,13 @@ class Worker:
             reason="stalled",
         )
 
-    def reported(self, upto: int, owed: tuple[int, ...] = (), parts: tuple[Part, ...] = ()) -> e.Reported:
+    def reported(
+        self,
+        upto: int,
+        owed: tuple[int, ...] = (),
+        parts: tuple[Part, ...] = (),
+        copied: tuple[int, ...] = (),
+    ) -> e.Reported:
         return e.Reported(
             at=0.0,
             epoch=self.epoch,
@@ -98,6 +111,7 @@ class Worker:
             upto=upto,
             owed=owed,
             parts=parts,
+            copied=copied,
         )
 
 

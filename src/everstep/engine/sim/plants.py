@@ -6,7 +6,7 @@ method of the brain for as long as it is in; production never imports this modul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -23,8 +23,9 @@ from everstep.control.recovery import Lost, Recovery
 from everstep.control.reports import ReportBook
 from everstep.control.restart import Restart
 from everstep.control.run import Run
+from everstep.control.snapshots import At, Snapshots, Verdict
 from everstep.control.table import Phase
-from everstep.topology.slices import HostView, Slice, by_slice
+from everstep.topology.slices import HostId, HostView, Slice, by_slice
 
 
 class Plant(msgspec.Struct, frozen=True):
@@ -161,6 +162,28 @@ def _sparse_ranks(placement: Placement, group_size: int | None, wanted: int) -> 
     return tuple(msgspec.structs.replace(a, rank=a.rank + first[a.slice] - lowest) for a in dense)
 
 
+def _keep_own(self: Snapshots, rank: int, at: At, copied: Collection[At]) -> list[Verdict]:
+    """Each rank keeps its own newest, and writes over the one before: others may not have the newest yet."""
+    found = _reported(self, rank, at, copied)
+    return found or [Verdict((rank,), newest, newest) for newest in copied]
+
+
+def _first_is_enough(self: Snapshots, at: At) -> bool:
+    """A snapshot counts as whole once some rank has it."""
+    return bool(self._holders[at])
+
+
+def _attempts_mixed(self: Snapshots, members: Mapping[int, HostId]) -> At | None:
+    """What ranks have of an attempt that is over counts as of the next one: the reports have its numbers."""
+    holders = {At(at.epoch + 1, at.report): {*ranks} for at, ranks in self._holders.items()}
+    kept = _begin(self, members)
+    self._holders = holders
+    return kept
+
+
+_reported = Snapshots.reported
+_begin = Snapshots.begin
+
 PLANTS = {
     plant.name: plant
     for plant in (
@@ -229,6 +252,27 @@ PLANTS = {
         ),
         Plant("double-release", "a slice is given back twice", (Fleet,), "release", _release_twice),
         Plant("no-backoff", "retries follow each other without a pause", (Backoff,), "next_pause", _no_pause),
+        Plant(
+            "buffer-reused",
+            "a snapshot is written over before its successor is whole everywhere",
+            (Snapshots,),
+            "reported",
+            _keep_own,
+        ),
+        Plant(
+            "different-steps",
+            "ranks are restored from snapshots that not all of them have",
+            (Snapshots,),
+            "_is_whole",
+            _first_is_enough,
+        ),
+        Plant(
+            "attempts-mixed",
+            "snapshots of two attempts count as one",
+            (Snapshots,),
+            "begin",
+            _attempts_mixed,
+        ),
         Plant(
             "sparse-ranks",
             "ranks are not dense after a shrink",

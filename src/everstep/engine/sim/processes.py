@@ -10,6 +10,7 @@ from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
+from everstep.control.snapshots import At
 from everstep.engine.sim.machines import GroupKey, Host, Life, Worker
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ class Processes:
         for place in command.assignments:
             host = world.hosts[place.host]
             worker = Worker(place, command.epoch, generations[place.group_id], step, damaged)
-            world.to_host(host, partial(self._spawn, host, worker))
+            world.to_host(host, partial(self._spawn, host, worker, command.snapshot))
 
-    def _spawn(self, host: Host, worker: Worker) -> None:
+    def _spawn(self, host: Host, worker: Worker, snapshot: At | None) -> None:
         world = self._world
         host.workers.append(worker)
         self.watch(host)
+        if snapshot is not None:
+            worker.damaged = None  # storage isn't read
+            world.memory.restore(host, worker, snapshot)
         if not host.template or world.chance(world.scenario.failed_spawn):
             world.fault()
             self._fail(host, worker, Kind.START, "fork failed")
@@ -87,16 +91,44 @@ class Processes:
         peers = self.members(key)
         if not peers or len(peers) < peers[0][1].place.group_size or any(w.stuck for _, w in peers):
             return  # it will not step again
-        if all(w.life is Life.TRAINING and not h.frozen for h, w in peers):
+        trains = all(w.life is Life.TRAINING and not h.frozen for h, w in peers)
+        if trains and not self._waits_for_snapshot(peers):
             step = peers[0][1].step + 1
             saves = step % world.scenario.checkpoint_every == 0 or world.asked is not AskReason.NONE
             for host, worker in peers:
-                self._report(host, worker, step, saves)
+                self._step(host, worker, step, saves)
             if step >= world.scenario.steps:
                 for host, worker in peers:
                     self._return(host, worker)
                 return
         world.clock.after(world.scenario.step_s * world.between(0.9, 1.1), partial(self._tick, key))
+
+    def _waits_for_snapshot(self, peers: list[tuple[Host, Worker]]) -> bool:
+        """A rank that doesn't know what becomes of its last snapshot takes no other, while there is somebody
+        to tell it.
+        """
+        return not self._world.undriven and any(worker.open is not None for _, worker in peers)
+
+    def _step(self, host: Host, worker: Worker, step: int, saves: bool) -> None:
+        """Take a snapshot, which takes a while, and report."""
+        world = self._world
+        last = step >= world.scenario.steps
+        if not world.scenario.snapshots or last or worker.open is not None or world.chance(0.05):
+            self._report(host, worker, step, saves)
+            return
+        slot = world.memory.begin(host, worker)
+        pause = world.between(0.0, 0.3 * world.scenario.step_s)
+        world.clock.after(pause, partial(self._copied, host, worker, slot, step, saves))
+
+    def _copied(self, host: Host, worker: Worker, slot: int, step: int, saves: bool) -> None:
+        if worker.life is not Life.TRAINING or not host.alive:
+            return  # killed in the middle of it
+        if host.frozen:
+            host.held_back.append(partial(self._copied, host, worker, slot, step, saves))
+            return
+        at = At(worker.epoch, worker.reports + 1)
+        self._world.memory.finish(host, worker, slot, at, step)
+        self._report(host, worker, step, saves)
 
     def _return(self, host: Host, worker: Worker) -> None:
         worker.life = Life.RETURNED
@@ -109,9 +141,10 @@ class Processes:
         worker.step = step
         worker.reports += 1
         index = worker.reports
+        copied = (index,) if worker.open == At(worker.epoch, index) else ()
         latency = world.between(0.001, 0.1)
         if not saves or (worker.place.group_rank != 0 and world.rng.random() < scenario.partless):
-            world.from_host(host, worker.reported(index), latency)
+            world.from_host(host, worker.reported(index, copied=copied), latency)
             return
         folder = f"e{worker.epoch}-g{worker.place.group_id}.{worker.generation}-k{index}"
         part = Part(index, folder, held=world.asked is not AskReason.NONE)
@@ -119,15 +152,15 @@ class Processes:
         fails = world.chance(scenario.failed_upload)
         if world.rng.random() < scenario.asynchronous:
             worker.owed.add(index)
-            world.from_host(host, worker.reported(index, owed=(index,)), latency)
+            world.from_host(host, worker.reported(index, owed=(index,), copied=copied), latency)
             world.clock.after(world.between(0.1, 20.0), partial(self._uploaded, host, worker, part, fails))
         elif fails:
             worker.spoilt.add(index)
             world.from_host(host, worker.upload_failed(index))
-            world.from_host(host, worker.reported(index), latency)
+            world.from_host(host, worker.reported(index, copied=copied), latency)
         else:
             worker.unacknowledged[index] = part
-            world.from_host(host, worker.reported(index, parts=(part,)), latency)
+            world.from_host(host, worker.reported(index, parts=(part,), copied=copied), latency)
 
     def _uploaded(self, host: Host, worker: Worker, part: Part, fails: bool) -> None:
         """The agent uploads: it does so also when the worker is dead."""
@@ -150,7 +183,8 @@ class Processes:
         for index in sorted(worker.spoilt):
             world.from_host(host, worker.upload_failed(index))
         parts = tuple(part for _, part in sorted(worker.unacknowledged.items()))
-        world.from_host(host, worker.reported(worker.reports, tuple(sorted(worker.owed)), parts))
+        copied = (worker.open.report,) if worker.open is not None else ()
+        world.from_host(host, worker.reported(worker.reports, tuple(sorted(worker.owed)), parts, copied))
         if worker.life is Life.RETURNED:
             world.from_host(host, worker.returned())
 

@@ -88,6 +88,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """How often a later driver comes with another training function."""
     clock_apart: float = 0.0
     """By how much each driver's clock is ahead of the one before it."""
+    snapshots: bool = False
+    """Workers keep snapshots in their hosts' memory."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -194,4 +196,5 @@ def draw(seed: int, only: Family | None = None) -> Scenario:
         duplicates=if_any(Family.DUPLICATE, 0.1, 0.5),
         new_code=if_any(Family.DRIVER, 0.0, 0.3),
         clock_apart=if_any(Family.CLOCK, 0.0, 86_400.0, -3_600.0),
+        snapshots=rng.random() < 0.5 and settings.group_size is None,
     )

@@ -18,6 +18,7 @@ from everstep.control.commands import AskReason
 from everstep.control.failures import Failure, Kind
 from everstep.engine.sim.clock import Action, Channel, Clock
 from everstep.engine.sim.machines import Host, Reservation, Slice
+from everstep.engine.sim.memory import Memory
 from everstep.engine.sim.processes import Processes
 from everstep.engine.sim.scenario import Scenario
 from everstep.engine.sim.storage import Storage
@@ -54,6 +55,9 @@ class World:
         self._machines = 0
         self.processes = Processes(self)
         self.storage = Storage(self)
+        self.memory = Memory(self)
+        self.undriven = False
+        """Workers know that there is no driver."""
         for number in range(scenario.slices):
             self.add_slice(f"slice-{number}", announce=False)
 
@@ -253,6 +257,7 @@ class World:
         for worker in host.workers:
             self.processes.end(worker)
         host.workers.clear()
+        self.memory.forget(host)
         host.agent = host.template = False
         host.attempt += 1
         self._clean(host.slice)

@@ -1,0 +1,125 @@
+"""Snapshots in the memory of hosts: which one every rank has, and which of them ranks may write over.
+
+A rank that has taken a snapshot keeps it, and the one before, until it is told what becomes of it: every rank
+has it (then it is what is kept, and the one before may go), or some rank has passed that report without it
+(then it goes itself). So at every instant there is one that all ranks have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from everstep.topology.slices import HostId
+
+
+class At(NamedTuple):
+    """The report that a snapshot was taken in: later ones are newer."""
+
+    epoch: int
+    report: int
+
+
+_NO_MORE = At(1 << 62, 0)
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """A snapshot of one rank, whole, in the memory of a host."""
+
+    rank: int
+    host: HostId
+    epoch: int
+    index: int
+
+
+class Verdict(NamedTuple):
+    """What is to be told to these ranks: ``kept`` stays; of those up to ``upto`` nothing else is needed."""
+
+    ranks: tuple[int, ...]
+    kept: At | None
+    upto: At
+
+
+class Snapshots:
+    """Of one group of ranks that restarts as a whole."""
+
+    def __init__(self) -> None:
+        self.kept: At | None = None
+        """The newest that every rank has."""
+        self.places: dict[int, HostId] = {}
+        """Whose memory has each rank's share of that."""
+        self._members: dict[int, HostId] = {}
+        self._holders: dict[At, set[int]] = {}
+        """Newer ones, which not every rank has."""
+        self._upto: dict[int, At] = {}
+
+    def begin(self, members: Mapping[int, HostId]) -> At | None:
+        """These ranks start. Returns what they can all restore from the memory of their own host."""
+        if self.places != members:
+            self.forget()
+        self._members = dict(members)
+        self._holders.clear()
+        self._upto.clear()
+        return self.kept
+
+    def adopt(self, members: Mapping[int, HostId], copies: Iterable[Copy]) -> list[Verdict]:
+        """The ranks of an earlier driver, and what their hosts have."""
+        self.begin(members)
+        for copy in copies:
+            if members.get(copy.rank) == copy.host:
+                self._holders.setdefault(At(copy.epoch, copy.index), set()).add(copy.rank)
+        whole = [at for at in self._holders if self._is_whole(at)]
+        return [self._keep(max(whole))] if whole else []
+
+    def reported(self, rank: int, at: At, copied: Collection[At]) -> list[Verdict]:
+        """A rank has come to a report, and has these snapshots of the reports up to it."""
+        if rank not in self._members:
+            return []
+        verdicts = []
+        for copy in sorted(copied):
+            if self.kept is None or copy > self.kept:
+                self._holders.setdefault(copy, set()).add(rank)
+                if self._is_whole(copy):
+                    verdicts.append(self._keep(copy))
+        self._upto[rank] = max(at, self._upto.get(rank, at))
+        return verdicts + self._give_up_missed()
+
+    def returned(self, rank: int) -> list[Verdict]:
+        """It takes no more of them."""
+        if rank not in self._members:
+            return []
+        self._upto[rank] = _NO_MORE
+        return self._give_up_missed()
+
+    def _is_whole(self, at: At) -> bool:
+        return len(self._holders[at]) == len(self._members)
+
+    def _keep(self, at: At) -> Verdict:
+        self.kept = at
+        self.places = dict(self._members)
+        self._holders = {other: ranks for other, ranks in self._holders.items() if other > at}
+        return Verdict(tuple(sorted(self._members)), at, at)
+
+    def _give_up_missed(self) -> list[Verdict]:
+        """Of those that a rank has passed without taking one, there will never be all."""
+        verdicts = []
+        for at, holders in sorted(self._holders.items()):
+            if any(upto >= at and rank not in holders for rank, upto in self._upto.items()):
+                del self._holders[at]
+                verdicts.append(Verdict(tuple(sorted(holders)), self.kept, at))
+        return verdicts
+
+    def host_lost(self, host: HostId) -> None:
+        """Its memory is gone, and so is what it says late of what it had there."""
+        if host in self.places.values():
+            self.forget()
+        if host in self._members.values():
+            self._members = {}
+            self._holders.clear()
+
+    def forget(self) -> None:
+        """What was kept can't be restored."""
+        self.kept = None
+        self.places = {}

@@ -1,0 +1,134 @@
+"""A state at one step, as it goes into a slot and comes back. Frameworks bring their own."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from everstep.errors import DamagedCheckpointError, LostSnapshotError
+from everstep.snapshots.layout import Index, Layout, Shard, index_file, rank_of_index
+from everstep.snapshots.segments import Slot
+
+BLOCK = 1 << 20
+"""Bytes that a checksum sums up into one number."""
+
+
+class Content(Protocol):
+    """What is to be saved."""
+
+    @property
+    def tree(self) -> dict[str, Any]: ...
+
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """This rank's tensors, by name."""
+        ...
+
+    def copy_to(self, file: str, memory: mmap.mmap, starts: Mapping[str, int]) -> None:
+        """Write the tensors of this file to where they belong. They are as they are now when it returns."""
+        ...
+
+    def sums(self, memory: mmap.mmap) -> bytes:
+        """For the checksum: the sum of each block, as 64-bit integers, modulo 2⁶⁴, little-endian; bytes after
+        the last whole integer as they are.
+        """
+        ...
+
+
+class Source(Protocol):
+    """What is to be restored."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        ...
+
+    def index(self, rank: int) -> Index: ...
+
+    def file(self, name: str) -> mmap.mmap: ...
+
+
+class Restorable(Protocol):
+    """A ``State``, as a session sees it."""
+
+    def capture(self) -> Content: ...
+
+    def sums(self, memory: mmap.mmap) -> bytes:
+        """As ``Content`` says."""
+        ...
+
+    def load(self, source: Source, rank: int) -> None:
+        """Take over what the source has for this rank."""
+        ...
+
+
+def by_file(shards: Mapping[str, Shard]) -> dict[str, Layout]:
+    files: dict[str, dict[str, Shard]] = {}
+    for name, shard in shards.items():
+        files.setdefault(shard.file, {})[name] = shard
+    return {file: Layout(some) for file, some in files.items()}
+
+
+def digest(sums: Callable[[mmap.mmap], bytes], slot: Slot, notes: bytes) -> bytes:
+    """Of all that a slot holds. It finds what was torn or flipped, at about the speed of memory."""
+    found = hashlib.sha256(notes)
+    for name in sorted(slot.files):
+        segment = slot.files[name]
+        found.update(struct.pack("<Q", segment.size) + sums(segment.map()))
+    return found.digest()
+
+
+class InMemory:
+    """One rank's snapshot, for the same rank of as many."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._index = Index.decoded(slot.notes)
+
+    @property
+    def world_size(self) -> int:
+        return self._index.world_size
+
+    def index(self, rank: int) -> Index:
+        if rank != self._index.rank:
+            raise LostSnapshotError(rank, f"is not in the memory of rank {self._index.rank}")
+        return self._index
+
+    def file(self, name: str) -> mmap.mmap:
+        return self._slot.files[name].map()
+
+
+class Folder:
+    """The files of a committed checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        ranks = [rank_of_index(path.name) for path in folder.iterdir()]
+        self.ranks = sorted(rank for rank in ranks if rank is not None)
+        self._indexes: dict[int, Index] = {}
+        self._files: dict[str, mmap.mmap] = {}
+
+    @property
+    def world_size(self) -> int:
+        return self.index(self.ranks[0]).world_size
+
+    def index(self, rank: int) -> Index:
+        if rank not in self._indexes:
+            self._indexes[rank] = Index.decoded(self._path(index_file(rank)).read_bytes())
+        return self._indexes[rank]
+
+    def file(self, name: str) -> mmap.mmap:
+        if name not in self._files:
+            with self._path(name).open("rb") as stream:
+                self._files[name] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._files[name]
+
+    def _path(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.is_file():
+            raise DamagedCheckpointError(str(self._folder), name, "is missing")
+        return path

@@ -1,0 +1,144 @@
+"""The state that a rank reports: what is kept of it, and what of that is in storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from everstep.control.reports import Part
+from everstep.control.snapshots import At
+from everstep.errors import ConfigError, LostSnapshotError
+from everstep.snapshots.content import InMemory, Restorable, digest
+from everstep.snapshots.keeper import HostMemory, Keeper, files_of
+from everstep.snapshots.layout import Index, check_same, tree_of
+from everstep.snapshots.segments import Slot
+from everstep.storage.checkpoints import Share, upload_files
+from everstep.storage.store import Store
+
+
+class ReportedState:
+    def __init__(
+        self,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        memory: HostMemory | None,
+        snapshot: At | None,
+        places: Callable[[], dict[str, Any]],
+        first_of: Callable[[bytes], bytes],
+        *,
+        shares: bool,
+    ) -> None:
+        """``snapshot``: what this rank starts from, in its host's memory. ``places``: where it is in its data
+        sets. ``first_of``: what the first rank gives, at all of them. ``shares``: this one writes what is the
+        same at all ranks.
+        """
+        self._epoch = epoch
+        self._rank = rank
+        self._snapshot = snapshot
+        self._places = places
+        self._first_of = first_of
+        self._is_checked = False
+        self._shares = shares
+        self.keeper = Keeper(rank, world_size, memory, snapshot)
+        self._turn = 0
+        self._latest: tuple[Restorable, int] | None = None
+        """What was reported last, until it is on its way to storage."""
+        self._newest: Slot | None = None
+        """The snapshot of that, if there is one."""
+
+    # ------------------------------------------------------------------ restoring
+
+    def remembered(self) -> Slot | None:
+        """The snapshot that this rank starts from; None: it starts from storage, or from nothing."""
+        if self._snapshot is None:
+            return None
+        slot = self.keeper.find(self._snapshot)
+        if slot is None:
+            raise LostSnapshotError(self._rank, "is not there")
+        return slot
+
+    def restore(self, state: Restorable) -> int | None:
+        """From memory. Returns the step; None: it isn't there."""
+        slot = self.remembered()
+        if slot is None:
+            return None
+        label = slot.label
+        assert label is not None, "it was found by its label"
+        if digest(state.sums, slot, slot.notes) != label.digest:
+            raise LostSnapshotError(self._rank, "is not what was put there")
+        source = InMemory(slot)
+        state.load(source, self._rank)
+        return source.index(self._rank).step
+
+    def restored_places(self) -> dict[str, Any] | None:
+        """Where in its data sets the rank was, in the snapshot that it starts from."""
+        slot = self.remembered()
+        return None if slot is None else Index.decoded(slot.notes).places
+
+    # ------------------------------------------------------------------ reporting
+
+    def report(
+        self, state: Restorable, index: int, step: int | None, *, due: bool, limit_s: float
+    ) -> Slot | None:
+        """Take a snapshot, if the host's memory can have it or one is due to be written. It is to be
+        released, or uploaded.
+        """
+        at = At(self._epoch, index)
+        number = _checked(state, step)
+        if not self._is_checked:
+            self._is_checked = True
+            mine = tree_of(state.capture().shards)
+            check_same(self._rank, mine, self._first_of(mine))
+        remember = self.keeper.remembers(limit_s)
+        self._latest, self._newest = (state, number), None
+        if remember or due:
+            content = state.capture()
+            self._newest = self.keeper.take(content, at, number, self._places(), remember=remember)
+        return self._newest
+
+    def is_due(self, turn: int) -> bool:
+        """Whether a turn to write has come that has not been taken."""
+        due, self._turn = turn != self._turn, turn
+        return due
+
+    def unsaved(self, index: int) -> Slot | None:
+        """A snapshot of what was reported last, to be uploaded, if it isn't on its way to storage."""
+        if self._latest is None:
+            return None
+        if self._newest is None or not self.keeper.is_remembered(self._newest):
+            state, step = self._latest
+            return self.keeper.take(
+                state.capture(), At(self._epoch, index), step, self._places(), remember=False
+            )
+        self.keeper.read_again(self._newest)
+        return self._newest
+
+    def saving(self) -> None:
+        """What was reported last is on its way to storage."""
+        self._latest = self._newest = None
+
+    def upload(self, run: Store, share: Share, slot: Slot) -> Part:
+        """This rank's files of a snapshot, straight from memory."""
+        files, index = files_of(slot, self._rank, with_shared=self._shares)
+        try:
+            return upload_files(run, share, files)
+        finally:
+            index.close()
+            self.keeper.release(slot)
+
+
+def _checked(state: Restorable, step: int | None) -> int:
+    if not callable(getattr(state, "capture", None)):
+        raise ConfigError(
+            f"report(state=…) got a {type(state).__qualname__}",
+            "give it an everstep.torch.State(model=…, optimizer=…)",
+            "report.state",
+        )
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ConfigError(
+            f"report(state=…) got step={step!r}",
+            "give the number of the step that is done",
+            "report.step",
+        )
+    return step

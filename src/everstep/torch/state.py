@@ -1,0 +1,328 @@
+"""The training state of a torch program: saved and restored as one, whatever it is made of."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from everstep.errors import ConfigError
+from everstep.session import current
+from everstep.snapshots.content import BLOCK, Source
+from everstep.snapshots.layout import (
+    ITEM_BYTES,
+    SHARED_FILE,
+    Shard,
+    covered,
+    overlap,
+    starts_in,
+    tensors_file,
+)
+from everstep.snapshots.tree import Flattened, Path, rebuild
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+_TORCH_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
+_REMEDY = (
+    "give an object with state_dict() and load_state_dict(), a tensor, a number, a string, or dicts and "
+    "lists of these"
+)
+
+
+class State:
+    """All that training needs to go on from a step: ``State(model=model, optimizer=optimizer, epoch=0)``.
+
+    Parts that have ``state_dict`` and ``load_state_dict`` are restored through these. Others are plain
+    values, and attributes of the state: ``state.epoch += 1``. Save it with ``report(…, state=state,
+    step=step)``, get it back with ``restore()``.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        for name, part in parts.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise ConfigError(f"State({name}=…): the name is taken", "use another one", f"State.{name}")
+            _check(name, part)
+        object.__setattr__(self, "_parts", dict(parts))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_parts"][name]
+        except KeyError:
+            raise AttributeError(f"the state has no {name!r}: give it to State(…)") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._parts:
+            raise AttributeError(f"the state has no {name!r}: give it to State(…)")
+        _check(name, value)
+        self._parts[name] = value
+
+    def restore(self) -> int:
+        """Load the newest state of the run that is whole at all ranks. Returns its step; 0: there is none.
+
+        Every rank calls it, once its parts are built and before the first step.
+        """
+        return current("State.restore").restore(self)
+
+    def capture(self) -> Captured:
+        """The state as it is now, for a session. Tensors are still those that are trained."""
+        return Captured(self._parts, current("report").context.get_world_rank())
+
+    def sums(self, memory: mmap.mmap) -> bytes:
+        """For a session: what a digest is made of."""
+        return sums(memory)
+
+    def load(self, source: Source, rank: int) -> None:
+        """Take a saved state over, for a session."""
+        loading = _Loading(source, rank)
+        index = loading.own
+        if set(index.tree) != set(self._parts):
+            raise ConfigError(
+                f"State.restore(): the state of step {index.step} has {_names(index.tree)}, and this one has "
+                f"{_names(self._parts)}",
+                "make the State of the same parts as before, or start a run with another name",
+                "State",
+            )
+        templates = {name: _template(part) for name, part in self._parts.items()}
+
+        def tensor(name: str, path: Path) -> torch.Tensor:
+            part = self._parts[path[0]]
+            return loading.tensor(name, templates[path[0]](path[1:]), copy=not _copies(part, path))
+
+        for name, value in rebuild(index.tree, tensor).items():
+            part = self._parts[name]
+            if _is_stateful(part):
+                part.load_state_dict(value)
+            else:
+                self._parts[name] = value
+
+
+class Captured:
+    """A state's tree, and its tensors."""
+
+    def __init__(self, parts: Mapping[str, Any], rank: int) -> None:
+        values = {name: part.state_dict() if _is_stateful(part) else part for name, part in parts.items()}
+        flat = Flattened(values, lambda value: isinstance(value, torch.Tensor))
+        shared = tuple(f"{name}/" for name in _replicated(parts))
+        self.tree = flat.tree
+        self.shards: dict[str, Shard] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in flat.tensors.items():
+            file = SHARED_FILE if name.startswith(shared) and shared else tensors_file(rank)
+            self.shards[name], self._tensors[name] = _described(name, tensor.detach(), file)
+
+    def copy_to(self, file: str, memory: mmap.mmap, starts: Mapping[str, int]) -> None:
+        for name, start in starts.items():
+            shard = self.shards[name]
+            if shard.size:
+                _view(memory, start, shard).copy_(self._tensors[name])
+
+    def sums(self, memory: mmap.mmap) -> bytes:
+        return sums(memory)
+
+
+def sums(memory: mmap.mmap) -> bytes:
+    """The sum of each block, as ``Content`` says."""
+    each = BLOCK // 8
+    count = len(memory) // 8
+    numbers = torch.frombuffer(memory, dtype=torch.int64, count=count)
+    whole = count - count % each
+    found = numbers[:whole].view(-1, each).sum(1).tolist()
+    if whole < count:
+        found.append(int(numbers[whole:].sum()))
+    return struct.pack(f"<{len(found)}q", *found) + memory[count * 8 :]
+
+
+class _Loading:
+    """Tensors out of a source, as one rank needs them."""
+
+    def __init__(self, source: Source, rank: int) -> None:
+        self._source = source
+        # A rank that was not there before takes what another one has.
+        self._rank = rank % source.world_size
+        self.own = source.index(self._rank)
+        self._starts: dict[str, dict[str, int]] = {}
+
+    def tensor(self, name: str, like: torch.Tensor | None, *, copy: bool) -> torch.Tensor:
+        """What the template's place holds. Without ``copy`` it may be the source's own memory, to be read."""
+        saved = self.own.tensors[name]
+        if like is not None and tuple(like.shape) != saved.global_shape:
+            like = None  # nothing that is known says how it is divided
+        if like is None or not _is_divided(like):
+            whole = saved.global_shape
+            local = self._assembled(name, Shard(saved.dtype, whole, whole, (0,) * len(whole)), copy)
+            return local.to(like.device) if copy and like is not None else local
+        shard, _ = _described(name, like.detach(), "")
+        wanted = Shard(saved.dtype, shard.shape, shard.global_shape, shard.offset)
+        local = self._assembled(name, wanted, copy).to(like.device)
+        from torch.distributed.tensor import DTensor
+
+        where = (like.device_mesh, like.placements)
+        return DTensor.from_local(local, *where, shape=like.shape, stride=like.stride())
+
+    def _assembled(self, name: str, wanted: Shard, copy: bool) -> torch.Tensor:
+        saved = self.own.tensors[name]
+        if (wanted.offset, wanted.shape) == (saved.offset, saved.shape):
+            view = self._look(name, saved)
+            return view.clone() if copy else view
+        parts: dict[tuple[int, ...], Shard] = {}
+        for rank in range(self._source.world_size):
+            part = self._source.index(rank).tensors.get(name)
+            if part is not None:
+                parts.setdefault(part.offset, part)
+        found = torch.empty(wanted.shape, dtype=_TORCH_TYPES[wanted.dtype])
+        if covered(wanted, parts.values()) != found.numel():
+            raise ConfigError(
+                f"State.restore(): of {name}, {list(saved.global_shape)}, only parts were saved",
+                "save a state whose tensors are whole, or DTensors of which every shard is in it",
+                f"State.{name}",
+            )
+        for part in parts.values():
+            shared = overlap(wanted, part)
+            if shared is not None and part.size:
+                found[shared[0]] = self._look(name, part)[shared[1]]
+        return found
+
+    def _look(self, name: str, shard: Shard) -> torch.Tensor:
+        if not shard.size:
+            return torch.empty(shard.shape, dtype=_TORCH_TYPES[shard.dtype])
+        memory = self._source.file(shard.file)
+        if shard.file not in self._starts:
+            self._starts[shard.file] = starts_in(memoryview(memory))
+        return _view(memory, self._starts[shard.file][name], shard)
+
+
+def _check(name: str, part: Any) -> None:
+    if _is_stateful(part):
+        return
+    missing = [method for method in ("state_dict", "load_state_dict") if not hasattr(part, method)]
+    if len(missing) == 1:
+        raise ConfigError(
+            f"State({name}=…) got a {type(part).__qualname__}, which has no {missing[0]}()",
+            _REMEDY,
+            f"State.{name}",
+        )
+    try:
+        Flattened({name: part}, lambda value: isinstance(value, torch.Tensor))
+    except ConfigError as error:
+        raise ConfigError(
+            f"State({name}=…) got a {type(part).__qualname__}, which has no state_dict(): {error.message}",
+            _REMEDY,
+            f"State.{name}",
+        ) from None
+
+
+def _is_stateful(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def _names(parts: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(parts)) or "no parts"
+
+
+def _replicated(parts: Mapping[str, Any]) -> list[str]:
+    """Parts that data parallel training keeps the same at all ranks."""
+    models = {name: p for name, p in parts.items() if isinstance(p, DistributedDataParallel)}
+    kept = {id(parameter) for model in models.values() for parameter in model.parameters()}
+    trained = [
+        name
+        for name, part in parts.items()
+        if isinstance(part, torch.optim.Optimizer)
+        and all(id(parameter) in kept for group in part.param_groups for parameter in group["params"])
+    ]
+    return [*models, *trained] if kept else []
+
+
+def _is_divided(tensor: Any) -> bool:
+    """Whether it is a DTensor. Their module takes long to import: who has one has imported it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _described(name: str, tensor: torch.Tensor, file: str) -> tuple[Shard, torch.Tensor]:
+    """What this rank has of a tensor, and where that belongs in the whole."""
+    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"{tensor.dtype}, {tensor.layout}"
+        raise ConfigError(
+            f"{name} in the state is a tensor that can't be saved: {kind}",
+            f"keep dense tensors in a state, of one of {', '.join(sorted(ITEM_BYTES))}",
+            f"State.{name}",
+        )
+    whole = tuple(tensor.shape)
+    if not _is_divided(tensor):
+        return Shard(_DTYPES[tensor.dtype], whole, whole, (0,) * len(whole), file), tensor
+    from torch.distributed.tensor import Shard as Divided
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    for placement in tensor.placements:
+        if not placement.is_replicate() and type(placement) is not Divided:
+            raise ConfigError(
+                f"{name} in the state is a DTensor placed as {placement}, which can't be saved",
+                "use Shard(…) and Replicate() placements",
+                f"State.{name}",
+            )
+    shape, offset = compute_local_shape_and_global_offset(whole, tensor.device_mesh, tensor.placements)
+    return Shard(_DTYPES[tensor.dtype], tuple(shape), whole, tuple(offset), file), tensor.to_local()
+
+
+def _view(memory: mmap.mmap, start: int, shard: Shard) -> torch.Tensor:
+    dtype = _TORCH_TYPES[shard.dtype]
+    count = shard.size // ITEM_BYTES[shard.dtype]
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shard.shape)
+
+
+def _template(part: Any) -> Callable[[Path], torch.Tensor | None]:
+    """What is in a part now, at a place in its state: where, and how sharded, the saved one belongs."""
+    if isinstance(part, torch.optim.Optimizer):
+        # Its state is made at the first step: before that, only its parameters say how it will be.
+        parameters = [p for group in part.param_groups for p in group["params"]]
+
+        def of_parameter(path: Path) -> torch.Tensor | None:
+            if len(path) != 3 or path[0] != "state" or path[1] >= len(parameters) or path[2] == "step":
+                return None
+            return parameters[path[1]]
+
+        return of_parameter
+    if not _is_stateful(part):
+        return lambda path: None
+    now = {}
+
+    def note(value: Any, path: Path) -> None:
+        if isinstance(value, torch.Tensor):
+            now[path] = value
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                note(item, (*path, key))
+        elif isinstance(value, (list, tuple)):
+            for place, item in enumerate(value):
+                note(item, (*path, place))
+
+    note(part.state_dict(), ())
+    return now.get
+
+
+def _copies(part: Any, path: Path) -> bool:
+    """Whether loading a tensor at this place copies it, so that it need not be a copy already."""
+    if not isinstance(part, torch.nn.Module):
+        return False
+    return path[-1].rpartition(".")[2] not in ("_extra_state",) and len(path) == 2

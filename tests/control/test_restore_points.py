@@ -1,0 +1,110 @@
+"""What workers start from: the newest snapshot that all of them have in memory, else a checkpoint."""
+
+from __future__ import annotations
+
+from hands import Hands, views
+
+from everstep.control import commands as c, events as e
+from everstep.control.controller import Settings
+from everstep.control.events import Adopted
+from everstep.control.failures import Kind
+from everstep.control.snapshots import At, Copy
+
+
+def two(**more: object) -> Hands:
+    settings = Settings(workers_min=2, workers_max=2, **{"max_failures": -1, **more})  # type: ignore[arg-type]
+    return Hands(settings, views("a", "b", "c"))
+
+
+def copy(hands: Hands, index: int, *ranks: int) -> None:
+    for rank in ranks or (0, 1):
+        hands.report(rank, index, copied=True)
+
+
+def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
+    hands = two()
+    hands.checkpoint(1)
+    copy(hands, 2)
+    copy(hands, 3, 0)
+    hands.fail(1)
+    start = hands.last(c.StartWorkers)
+    assert (start.snapshot, start.checkpoint) == (At(1, 2), "e1-g0-k1")
+    for rank in (0, 1):
+        hands.report(rank, 1)
+    recovered = hands.last(c.Recovered)
+    assert (recovered.steps_lost, recovered.state_from) == (1, "memory (report 2)")
+
+
+def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
+    hands = two()
+    copy(hands, 1)
+    copy(hands, 2, 0)
+    hands.report(1, 2)
+    assert [(k.ranks, k.kept, k.upto) for k in hands.all(c.KeepSnapshot)] == [
+        ((0, 1), At(1, 1), At(1, 1)),
+        ((0,), At(1, 1), At(1, 2)),
+    ]
+
+
+def test_the_memory_of_a_lost_host_is_not_counted_on() -> None:
+    hands = two()
+    hands.checkpoint(1)
+    copy(hands, 2)
+    hands.lose("a.0")
+    start = hands.last(c.StartWorkers)
+    assert (start.snapshot, start.checkpoint) == (None, "e1-g0-k1")
+    for rank in (0, 1):
+        hands.report(rank, 1)
+    assert hands.last(c.Recovered).state_from == ""
+
+
+def test_a_snapshot_that_can_not_be_restored_is_not_tried_again() -> None:
+    hands = two()
+    hands.checkpoint(1)
+    copy(hands, 2)
+    hands.fail(0)
+    hands.tell(e.SnapshotDamaged(at=0.0))
+    hands.fail(1, Kind.START)
+    hands.pass_time(10.0)
+    start = hands.last(c.StartWorkers)
+    assert (start.epoch, start.snapshot, start.checkpoint) == (3, None, "e1-g0-k1")
+
+
+def test_a_start_that_fails_keeps_what_it_was_to_begin_with() -> None:
+    hands = two()
+    copy(hands, 1)
+    hands.silent.add(c.StartWorkers)
+    hands.fail(0)
+    hands.fail(1, Kind.START)
+    hands.pass_time(10.0)
+    assert [start.snapshot for start in hands.all(c.StartWorkers)] == [None, At(1, 1), At(1, 1)]
+
+
+def test_a_snapshot_is_progress_so_that_the_next_recovery_is_immediate() -> None:
+    hands = two()
+    for attempt in (1, 2, 3):
+        copy(hands, 1)
+        hands.fail(0)
+        assert hands.brain.epoch == attempt + 1
+
+
+def test_workers_of_an_earlier_driver_keep_what_their_hosts_have() -> None:
+    first = two()
+    adopted = Adopted(
+        1,
+        tuple(first.places.values()),
+        ((0, 0),),
+        copies=tuple(Copy(r, f"{h}.0", 1, 7) for r, h in enumerate("ab")),
+    )
+    settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
+    hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=1, adopted=adopted))
+    hands.places, hands.generations = first.places, first.generations
+    assert hands.last(c.KeepSnapshot).kept == At(1, 7)
+    hands.fail(0)
+    assert hands.last(c.StartWorkers).snapshot == At(1, 7)
+
+
+def test_replica_groups_take_their_state_from_each_other() -> None:
+    hands = Hands(Settings(workers_min=2, workers_max=2, max_failures=-1, group_size=1), views("a", "b", "c"))
+    copy(hands, 1)
+    assert hands.all(c.KeepSnapshot) == []

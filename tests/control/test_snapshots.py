@@ -1,0 +1,148 @@
+"""Which snapshots are kept, and which may be written over."""
+
+from __future__ import annotations
+
+import random
+
+from everstep.control.snapshots import At, Copy, Snapshots
+
+TWO = {0: "a", 1: "b"}
+
+
+def first(*members: int) -> Snapshots:
+    snapshots = Snapshots()
+    assert snapshots.begin({rank: f"host-{rank}" for rank in members}) is None
+    return snapshots
+
+
+def took(snapshots: Snapshots, rank: int, index: int, epoch: int = 1) -> list[object]:
+    return list(snapshots.reported(rank, At(epoch, index), [At(epoch, index)]))
+
+
+def test_a_snapshot_is_kept_once_every_rank_has_it() -> None:
+    snapshots = first(0, 1)
+    assert took(snapshots, 0, 1) == []
+    assert snapshots.kept is None
+    assert took(snapshots, 1, 1) == [((0, 1), At(1, 1), At(1, 1))]
+    assert snapshots.kept == At(1, 1)
+
+
+def test_one_that_a_rank_has_passed_without_it_is_given_up() -> None:
+    snapshots = first(0, 1)
+    took(snapshots, 0, 1)
+    took(snapshots, 1, 1)
+    assert took(snapshots, 0, 2) == []
+    assert snapshots.reported(1, At(1, 2), []) == [((0,), At(1, 1), At(1, 2))]
+    assert snapshots.kept == At(1, 1)
+
+
+def test_one_that_a_rank_has_passed_before_another_takes_it_is_given_up() -> None:
+    snapshots = first(0, 1)
+    assert snapshots.reported(1, At(1, 1), []) == []
+    assert took(snapshots, 0, 1) == [((0,), None, At(1, 1))]
+
+
+def test_the_same_ranks_on_the_same_hosts_restore_what_was_kept() -> None:
+    snapshots = first(0, 1)
+    took(snapshots, 0, 1)
+    took(snapshots, 1, 1)
+    took(snapshots, 0, 2)
+    assert snapshots.begin({0: "host-0", 1: "host-1"}) == At(1, 1)
+    # What one rank had of a later report in the attempt before is none of this attempt's.
+    assert took(snapshots, 1, 2, epoch=2) == []
+    assert snapshots.kept == At(1, 1)
+
+
+def test_ranks_in_other_places_restore_nothing() -> None:
+    for members in ({0: "host-1", 1: "host-0"}, {0: "host-0"}, {0: "host-0", 1: "host-1", 2: "host-1"}):
+        snapshots = first(0, 1)
+        took(snapshots, 0, 1)
+        took(snapshots, 1, 1)
+        assert snapshots.begin(members) is None
+        assert snapshots.kept is None
+
+
+def test_a_lost_host_takes_its_snapshots_along() -> None:
+    snapshots = first(0, 1)
+    took(snapshots, 0, 1)
+    took(snapshots, 1, 1)
+    snapshots.host_lost("another")
+    assert snapshots.kept == At(1, 1)
+    snapshots.host_lost("host-1")
+    assert snapshots.kept is None
+
+
+def test_what_ranks_say_late_of_a_lost_host_does_not_count() -> None:
+    snapshots = first(0, 1)
+    took(snapshots, 0, 1)
+    snapshots.host_lost("host-1")
+    assert took(snapshots, 1, 1) == []
+    assert snapshots.kept is None
+
+
+def test_a_later_driver_keeps_the_newest_that_all_hosts_have() -> None:
+    snapshots = Snapshots()
+    copies = [Copy(0, "a", 1, 9), Copy(0, "a", 1, 10), Copy(1, "b", 1, 10), Copy(1, "b", 1, 11)]
+    assert snapshots.adopt(TWO, copies) == [((0, 1), At(1, 10), At(1, 10))]
+    # What it hears again is older than what it has seen itself.
+    assert snapshots.reported(0, At(1, 10), [At(1, 9), At(1, 10)]) == []
+    assert snapshots.reported(0, At(1, 11), []) == [((1,), At(1, 10), At(1, 11))]
+
+
+def test_what_lies_with_somebody_else_does_not_count() -> None:
+    snapshots = Snapshots()
+    assert snapshots.adopt(TWO, [Copy(0, "a", 1, 1), Copy(1, "a", 1, 1)]) == []
+    assert snapshots.kept is None
+
+
+def test_a_rank_that_has_returned_takes_no_more() -> None:
+    snapshots = first(0, 1)
+    assert snapshots.returned(1) == []
+    assert took(snapshots, 0, 1) == [((0,), None, At(1, 1))]
+
+
+class Rank:
+    """Two slots, as a worker has them."""
+
+    def __init__(self) -> None:
+        self.slots: list[At | None] = [None, None]
+        self.kept: At | None = None
+        self.open: At | None = None
+
+    def take(self, at: At) -> bool:
+        """False: both slots are taken, and it has to wait."""
+        if self.open is not None:
+            return False
+        free = next(i for i, held in enumerate(self.slots) if held is None or held != self.kept)
+        self.slots[free] = self.open = at
+        return True
+
+    def hear(self, kept: At | None, upto: At) -> None:
+        if self.open is not None and self.open <= upto:
+            self.open = None
+        self.kept = kept
+
+
+def test_at_every_instant_all_ranks_have_what_is_kept() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        snapshots, ranks = first(0, 1, 2), {r: Rank() for r in range(3)}
+        told: dict[int, list[tuple[At | None, At]]] = {r: [] for r in ranks}
+        done = dict.fromkeys(ranks, 0)
+        for _ in range(300):
+            rank = rng.randrange(3)
+            if told[rank] and rng.random() < 0.6:
+                ranks[rank].hear(*told[rank].pop(0))
+            else:
+                at = At(1, done[rank] + 1)
+                skips = rng.random() < 0.1
+                if not skips and not ranks[rank].take(at):
+                    continue
+                done[rank] += 1
+                for verdict in snapshots.reported(rank, at, [] if skips else [at]):
+                    for other in verdict.ranks:
+                        told[other].append((verdict.kept, verdict.upto))
+            if snapshots.kept is not None:
+                assert all(snapshots.kept in each.slots for each in ranks.values()), f"seed {seed}"
+        assert snapshots.kept is not None
+        assert snapshots.kept.report > 10, "ranks wait for each other"

@@ -1,0 +1,103 @@
+"""Runs that save their state, and what tests do to them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from everstep import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
+from everstep.torch import TorchTrainer
+from processes import LIMIT_S, wait_for
+
+from .training import notes
+
+
+class Fit:
+    """``fit()`` in a thread of its own."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(trainer,), daemon=True)
+        self._thread.start()
+
+    def _run(self, trainer: TorchTrainer) -> None:
+        try:
+            self._result = trainer.fit()
+        except BaseException as error:
+            self._error = error
+
+    def done(self) -> Result:
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), "the run did not end"
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+class World:
+    """A folder for one test: where runs live, what their ranks note, and how they are told to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes = folder / "notes"
+        self.notes.mkdir(parents=True)
+        self.until = folder / "until"
+
+    def trainer(
+        self, function: Callable[..., Any], workers: int = 2, every_s: float = 0.2, **more: Any
+    ) -> TorchTrainer:
+        config = {"notes": str(self.notes), "until": str(self.until), **more.pop("config", {})}
+        return TorchTrainer(
+            function,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(
+                name="run",
+                storage_path=str(self.folder / "runs"),
+                failure_config=FailureConfig(max_failures=-1),
+                checkpoint_config=CheckpointConfig(storage_every_s=every_s, num_to_keep=2),
+                **more.pop("run", {}),
+            ),
+            **more,
+        )
+
+    def checkpoints(self) -> list[Path]:
+        """Those that are committed, the oldest first."""
+        return sorted(path.parent for path in (self.folder / "runs" / "run").glob("*/.manifest.json"))
+
+    def of_epoch(self, epoch: int) -> dict[int, list[dict[str, Any]]]:
+        return {rank: [n for n in found if n["epoch"] == epoch] for rank, found in notes(self.notes).items()}
+
+    def wait_for_step(self, epoch: int, step: int, ranks: int = 2) -> None:
+        """Until every rank has reported it in this attempt."""
+
+        def reached() -> bool:
+            found = self.of_epoch(epoch)
+            return len(found) == ranks and all(
+                any(n.get("reported") and n["step"] >= step for n in each) for each in found.values()
+            )
+
+        wait_for(reached, f"step {step} of attempt {epoch}")
+
+    def newest_step(self, epoch: int) -> int:
+        return max(n["step"] for each in self.of_epoch(epoch).values() for n in each)
+
+    def check_restored(self, epoch: int) -> int:
+        """All ranks of this attempt began with exactly what they had at one step before. Returns the step."""
+        before = notes(self.notes)
+        steps = set()
+        for rank, each in self.of_epoch(epoch).items():
+            restored = next(n for n in each if n.get("restored"))
+            steps.add(restored["step"])
+            known = [
+                n["state"]
+                for n in before[rank]
+                if n["epoch"] < epoch and n["step"] == restored["step"] and n.get("state")
+            ]
+            assert restored["step"] == 0 or restored["state"] in known, f"rank {rank} has another state"
+        (step,) = steps
+        return step

@@ -1,0 +1,149 @@
+"""Snapshots in the memory of hosts: what they outlive, and what is restored from them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from everstep.control.commands import Recovered
+from everstep.driver import journal
+from everstep.testing import LocalCluster
+from processes import ours, wait_for
+
+from .runs import Fit, World
+from .training import steps
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+
+NEVER_S = 3600.0
+"""No state is written to storage while such a run trains: what it restores comes from memory."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def recoveries(world: World) -> list[Recovered]:
+    """What the journal says of them."""
+    return [record for record in journal.read(world.folder / "runs" / "run") if isinstance(record, Recovered)]
+
+
+def segments(pid: int) -> list[str]:
+    """Descriptors of snapshots that a process holds."""
+    folder = Path(f"/proc/{pid}/fd")
+    links = [(fd, os.readlink(fd)) for fd in folder.iterdir() if fd.exists() or fd.is_symlink()]
+    return [str(fd) for fd, link in links if "memfd:everstep-" in link]
+
+
+def agents() -> list[int]:
+    return [pid for pid, command in ours().items() if "everstep.agent " in f"{command} " and segments(pid)]
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_worker_loses_at_most_one_step_without_any_checkpoint(world: World) -> None:
+    fit = Fit(world.trainer(steps, every_s=NEVER_S))
+    for epoch in (1, 2):
+        world.wait_for_step(epoch, 5 * epoch)
+        kill(world.of_epoch(epoch)[epoch - 1][-1]["pid"])
+        world.wait_for_step(epoch + 1, 1)
+        step = world.check_restored(epoch + 1)
+        reported = min(
+            max(n["step"] for n in each if n.get("reported")) for each in world.of_epoch(epoch).values()
+        )
+        assert step >= reported > 0, "older than the newest that was whole"
+    assert world.checkpoints() == []
+    world.until.touch()
+    fit.done()
+    assert [r.state_from.split()[0] for r in recoveries(world)] == ["memory", "memory"]
+    assert all(r.steps_lost <= 1 for r in recoveries(world))
+
+
+def test_ranks_killed_at_any_instant_restore_what_all_of_them_had_at_one_step(
+    world: World, rng: random.Random
+) -> None:
+    strike_at_random(world, rng, 8)
+
+
+@pytest.mark.soak
+def test_ranks_killed_at_any_instant_many_times(world: World, rng: random.Random) -> None:
+    strike_at_random(world, rng, 150)
+
+
+def strike_at_random(world: World, rng: random.Random, times: int) -> None:
+    """With a state that takes long to copy, so that most are killed in the middle of that."""
+    fit = Fit(world.trainer(steps, every_s=NEVER_S, config={"floats": 4 << 20}))
+    newest = 0
+    for epoch in range(1, times + 1):
+        world.wait_for_step(epoch, newest + 2)
+        time.sleep(rng.random() * 0.3)  # the instant is what is drawn here, nothing is waited for
+        for rank in rng.choice([[0], [1], [0, 1]]):
+            kill(world.of_epoch(epoch)[rank][-1]["pid"])
+        wait_for(lambda e=epoch: len(restored(world, e + 1)) == 2, f"attempt {epoch + 1}")
+        step = world.check_restored(epoch + 1)
+        whole = min(reported_step(world, epoch, rank) for rank in (0, 1))
+        assert step >= whole, "older than the newest that was whole"
+        newest = step
+    world.until.touch()
+    fit.done()
+
+
+def restored(world: World, epoch: int) -> list[dict[str, object]]:
+    return [n for each in world.of_epoch(epoch).values() for n in each if n.get("restored")]
+
+
+def reported_step(world: World, epoch: int, rank: int) -> int:
+    return max((n["step"] for n in world.of_epoch(epoch)[rank] if n.get("reported")), default=0)
+
+
+def test_a_damaged_snapshot_is_noticed_and_storage_is_used(world: World) -> None:
+    fit = Fit(world.trainer(steps, every_s=0.2))
+    world.wait_for_step(1, 3)
+    wait_for(world.checkpoints, "a checkpoint")
+    (agent,) = agents()
+    frozen = [each[-1]["pid"] for each in world.of_epoch(1).values()]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    for path in segments(agent):
+        if "shared" in os.readlink(path):
+            with open(path, "r+b") as segment:
+                segment.seek(-4, os.SEEK_END)
+                segment.write(b"\xff\xff\xff\xff")
+    kill(frozen[0])
+    world.wait_for_step(3, 1)
+    assert world.check_restored(3) > 0
+    assert restored(world, 2) == [], "nobody starts from what is damaged"
+    world.until.touch()
+    fit.done()
+
+
+def test_the_memory_of_a_run_is_given_back_at_its_end(world: World) -> None:
+    with LocalCluster(slices=1, workers_per_host=2) as cluster:
+        fit = Fit(world.trainer(steps, every_s=NEVER_S, engine=cluster))
+        world.wait_for_step(1, 3)
+        (agent,) = agents()
+        assert len(segments(agent)) > 0
+        world.until.touch()
+        fit.done()
+        wait_for(lambda: not segments(agent), "memory given back")
+
+
+def test_a_host_that_is_lost_takes_its_snapshots_along(world: World) -> None:
+    with LocalCluster(slices=3) as cluster:
+        fit = Fit(world.trainer(steps, every_s=0.2, engine=cluster))
+        world.wait_for_step(1, 3)
+        wait_for(world.checkpoints, "a checkpoint")
+        cluster.kill_host(sorted(cluster.hosts)[0])
+        world.wait_for_step(2, 1)
+        assert world.check_restored(2) > 0
+        world.until.touch()
+        fit.done()

@@ -1,0 +1,137 @@
+"""A state that is reported is written to storage, as plain files, and comes back from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep import ConfigError, RunConfig, ScalingConfig, WorkerGroupError
+from everstep.torch import TorchTrainer
+from processes import wait_for
+
+from .runs import Fit, World
+from .training import divided_steps, mistaken, notes, steps
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_the_last_state_is_in_storage_and_loads_without_everstep(world: World) -> None:
+    from safetensors.torch import load_file
+
+    world.until.touch()
+    result = Fit(world.trainer(steps, every_s=3600.0)).done()
+    assert result.metrics == {"step": 1}
+    assert result.metrics_history == [{"step": 1}]
+    assert result.checkpoint is not None
+    assert result.best_checkpoints == [(result.checkpoint, {"step": 1})]
+    folder = Path(result.checkpoint.path)
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == [
+        "state-00000.json",
+        "state-00000.safetensors",
+        "state-00001.json",
+        "state-00001.safetensors",
+        "state-shared.safetensors",
+    ]
+    shared = load_file(folder / "state-shared.safetensors")
+    assert list(shared["model/module.first.weight"].shape) == [8, 4]
+    assert shared["optimizer/state/0/step"].item() == 1
+    assert load_file(folder / "state-00001.safetensors")["own"].tolist() == [1001]
+    index = json.loads((folder / "state-00001.json").read_text())
+    assert (index["step"], index["rank"], index["world_size"]) == (1, 1, 2)
+    assert index["tensors"]["own"]["global_shape"] == [1]
+    assert index["tensors"]["model/module.first.weight"]["file"] == "state-shared.safetensors"
+    assert len(index["tree"]["losses"]) == 1
+
+
+def test_a_killed_worker_comes_back_with_the_state_that_was_saved(world: World) -> None:
+    fit = Fit(world.trainer(steps))
+    world.wait_for_step(1, 3)
+    wait_for(world.checkpoints, "a checkpoint")
+    victim = world.of_epoch(1)[1][-1]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    world.wait_for_step(2, 1)
+    assert world.check_restored(2) > 0
+    world.until.touch()
+    fit.done()
+
+
+def test_a_run_that_is_continued_starts_from_its_last_state(world: World) -> None:
+    world.until.touch()
+    for expected in (1, 2):
+        trainer = world.trainer(steps, every_s=3600.0, run={"if_finished": "continue"})
+        assert Fit(trainer).done().metrics == {"step": expected}
+    assert world.check_restored(2) == 1
+
+
+def test_a_process_without_workers_saves_its_state_too(world: World) -> None:
+    config = {"notes": str(world.notes), "steps": 3}
+    trainer = TorchTrainer(
+        divided_steps,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=str(world.folder / "runs"), if_finished="continue"),
+    )
+    trainer.fit()
+    trainer.fit()
+    assert [n["step"] for n in notes(world.notes)[0] if n.get("restored")] == [0, 3]
+
+
+def test_what_was_divided_among_four_is_restored_at_two_and_at_four_again(world: World) -> None:
+    def run(workers: int, until: int) -> Any:
+        more: dict[str, Any] = {"config": {"steps": until}, "run": {"if_finished": "continue"}}
+        return Fit(world.trainer(divided_steps, workers, 3600.0, **more)).done().return_value
+
+    at_once = World(world.folder / "at once")
+    more: dict[str, Any] = {"config": {"steps": 6}}
+    expected = Fit(at_once.trainer(divided_steps, 1, 3600.0, **more)).done().return_value
+    run(4, 2)
+    run(2, 4)
+    assert run(4, 6) == pytest.approx(expected, rel=1e-6)
+    restored = [[n["step"] for n in each] for each in notes(world.notes).values()]
+    assert restored == [[0, 2, 4], [0, 2, 4], [0, 4], [0, 4]]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("no state_dict", "State(lock=…) got a TextIOWrapper, which has no state_dict()"),
+        ("no step", "report(state=…) got step=None. Give the number of the step that is done"),
+        ("no state", "report(state=…) got a Linear. Give it an everstep.torch.State(model=…, optimizer=…)"),
+        (
+            "other tree",
+            "optimizer/state/0/exp_avg was not there in the first snapshot, and is F32 [2, 2]",
+        ),
+        ("another rank's", "tensor is F32 [3] at rank 1, and F32 [2] at rank 0. Make the State of the same"),
+        ("sparse", "tensor in the state is a tensor that can't be saved: torch.float32, torch.sparse_coo"),
+        ("late restore", "State.restore() after report(): call it once, before the first step"),
+    ],
+)
+def test_a_mistaken_state_is_refused_with_a_remedy(world: World, mistake: str, message: str) -> None:
+    trainer = TorchTrainer(
+        mistaken,
+        train_loop_config={"mistake": mistake},
+        scaling_config=ScalingConfig(num_workers=2 if "rank" in mistake else 1),
+        run_config=RunConfig(name="run", storage_path=str(world.folder / "runs")),
+    )
+    with pytest.raises(WorkerGroupError) as caught:
+        trainer.fit()
+    assert message in str(caught.value)
+
+
+def test_a_state_that_is_never_written_is_refused() -> None:
+    from everstep import CheckpointConfig
+
+    with pytest.raises(ConfigError) as caught:
+        CheckpointConfig(storage_every_s=0)
+    assert caught.value.field == "CheckpointConfig.storage_every_s"
