@@ -27,11 +27,12 @@ from everstep import FailureConfig, RunConfig, ScalingConfig, Trainer
 from e2e.training import elastic_steps
 
 address, folder, scaling = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+loop = scaling.pop("loop", {})
 scaling["num_workers"] = tuple(scaling["num_workers"])
 ray.init(address=address, _node_ip_address=address.partition(":")[0], log_to_driver=False)
 Trainer(
     elastic_steps,
-    train_loop_config={"notes": folder + "/notes", "until": folder + "/until"},
+    train_loop_config={"notes": folder + "/notes", "until": folder + "/until", **loop},
     scaling_config=ScalingConfig(elastic_resize_monitor_interval_s=1, **scaling),
     run_config=RunConfig(
         name="run", storage_path=folder + "/runs", failure_config=FailureConfig(max_failures=-1)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from e2e.ray.cluster import notes_in
 from everstep.kube.validation import problems
-from everstep.testing.kube import ApiServer, ProcessKubelet
+from everstep.testing.kube import ApiServer, ProcessKubelet, ray_cluster, ray_group
 from kube.live import Namespace, operating
+from kube.test_demand import training, world
 from kube.test_slices import cluster
 from kube.world import World, group, manifest
+from processes import LIMIT_S
 
 
 def changed(world: World, image: str = "rayproject/ray:2.61.0") -> None:
@@ -126,12 +132,13 @@ def test_each_slice_is_told_before_it_ends_and_after_the_one_before_is_back(
             {"name": "RELEASE", "value": release},
         ]
         told = ["bash", "-c", f'echo "told $POD" >> {log}']
+        started = ["bash", "-c", f'grep -q "started $POD" {log}']
         ray = {
             "name": "ray",
             "image": "work",
             "command": ["bash", "-c", _WORK.replace("LOG", str(log))],
             "env": env,
-            "readinessProbe": {"exec": {"command": ["true"]}},
+            "readinessProbe": {"exec": {"command": started}},
             "lifecycle": {"preStop": {"exec": {"command": told}}},
         }
         return {"spec": {"containers": [ray], "terminationGracePeriodSeconds": 60}}
@@ -150,12 +157,52 @@ def test_each_slice_is_told_before_it_ends_and_after_the_one_before_is_back(
         old = space.uids()
         space.patch_group(0, template=work("2"))
         space.see(lambda: space.anew(4, old) and space.status()["slices"] == "2/2", "both anew")
-        successors = {
-            index: {pod["metadata"]["name"] for pod in space.workers(index=index)} for index in range(2)
-        }
+        successors = [pod["metadata"]["name"] for pod in space.workers()]
         at = {line: number for number, line in enumerate(log.read_text().splitlines())}
     for pod in before[0] | before[1]:
         assert at[f"told {pod}"] < at[f"ended {pod}"]
     first, second = sorted(before, key=lambda index: min(at[f"told {pod}"] for pod in before[index]))
-    back = max(at[f"started {pod}"] for pod in successors[first])
+    _, back, *_ = sorted(at[f"started {pod}"] for pod in successors)
+    assert max(at[f"ended {pod}"] for pod in before[first]) < back
     assert back < min(at[f"told {pod}"] for pod in before[second])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_each_slice_is_told_before_it_is_replaced_so_that_no_step_is_made_twice(
+    server: ApiServer, tmp_path: Path, short_folder: str
+) -> None:
+    """Real Ray nodes, and a run that saves only when it is asked to."""
+    space = Namespace(server)
+    see = space.see
+    hosts = ray_group("w", 2, 1, rayStartParams={"num-cpus": "1"})
+    hosts["template"]["spec"]["terminationGracePeriodSeconds"] = 60
+    made = ray_cluster(short_folder, hosts)
+    made["metadata"]["annotations"]["everstep.dev/max-unavailable"] = "1"
+    wants = {"num_workers": [1, 2], "loop": {"save_every": "asked"}}
+    kubelets = ProcessKubelet(server, [f"{space.name}-{n}" for n in range(6)], space.name)
+    with kubelets as kubelet, operating(server, tmp_path, "--namespace", space.name):
+        space.create(made)
+        see(lambda: space.status().get("slices") == "2/2", "two slices of real Ray nodes")
+        [head] = space.pods(group="headgroup")
+        address = f"{head['status']['podIP']}:{made['spec']['headGroupSpec']['rayStartParams']['port']}"
+        with training(address, tmp_path, kubelet.logs, **wants) as driver:
+            see(lambda: world(tmp_path) == 2, "training on both")
+            before, trained = space.uids(), len(notes_in(tmp_path))
+            changed = space.cluster()["spec"]["workerGroupSpecs"]
+            changed[0]["template"]["spec"]["containers"][0]["env"].append({"name": "RELEASE", "value": "2"})
+            space.patch({"spec": {"workerGroupSpecs": changed}})
+            see(lambda: space.anew(2, before), "both anew, one after the other")
+            see(lambda: space.status()["slices"] == "2/2", "both ready")
+            see(lambda: world(tmp_path) == 2, "training on both again")
+            assert len(notes_in(tmp_path)) > trained
+            (tmp_path / "until").touch()
+            assert driver.wait(LIMIT_S) == 0, (tmp_path / "train.log").read_text()[-3000:]
+        assert space.pods(group="headgroup")[0]["metadata"]["uid"] == head["metadata"]["uid"]
+    notes = notes_in(tmp_path)
+    steps = Counter((note["rank"], note["step"]) for note in notes if not note.get("restored"))
+    assert set(steps.values()) == {1}, "a step was made twice"
+    # A rank is ended inside the report that its attempt ends with, and notes that step when it is back.
+    known = {step for _, step in steps} | {note["step"] for note in notes if note.get("restored")}
+    assert known - {0} == set(range(1, max(known) + 1)), "a step is missing"
+    assert len({note["epoch"] for note in notes}) > 2
