@@ -117,6 +117,32 @@ def test_a_driver_that_was_replaced_collides_at_its_next_append_and_is_told_by_w
     assert read_history(run).lease == 2
 
 
+def test_a_driver_that_was_replaced_stays_so_also_if_it_never_finds_out_by_whom(run: Store) -> None:
+    class Stalling(ImmediateStore):
+        async def read(self, key: str) -> bytes | None:
+            await asyncio.Event().wait()
+            return None
+
+    take(run, owner=DEAD)
+    take(run)
+    log = run.child(journal.FOLDER)
+    there = [file.path for file in log.list()]
+    old = Journal(Stalling(log), 2, 1, [])
+    old.append(records.Deleted(0.0, "something"))
+
+    async def look() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await old.flush()
+        with pytest.raises(FencedError):
+            await old.start_anew([])
+        with pytest.raises(FencedError):
+            await old.flush()
+
+    asyncio.run(look())
+    assert [file.path for file in log.list()] == there
+
+
 def test_a_driver_that_wakes_up_after_a_compaction_is_fenced_although_its_number_is_free(run: Store) -> None:
     old = take(run, owner=DEAD).journal
     new = take(run).journal

@@ -127,8 +127,11 @@ class Journal:
             )
 
     async def _fenced(self) -> FencedError:
-        """Another driver has written after us, or what we would have written."""
+        """Another driver has written after us, or what we would have written. That is known from here on,
+        also if who it was is never found out: whoever waits for this may be cancelled.
+        """
         by = "another driver"
+        self._lost = FencedError(by)
         try:
             scan = await scan_journal(self._store)
             openings = [record for record in scan.records() if isinstance(record, Opened)]
@@ -211,6 +214,8 @@ class Journal:
         now on. What was appended and not written must be among them.
         """
         async with self._flushing:
+            if self._lost is not None:
+                raise self._lost
             covered = len(self._waiting)
             data = b"".join(map(encode, records))
             number = self._next + bool(self._unsure)  # this one may have been used
