@@ -143,6 +143,24 @@ def test_a_driver_that_was_replaced_stays_so_also_if_it_never_finds_out_by_whom(
     assert [file.path for file in log.list()] == there
 
 
+def test_of_two_leases_with_one_number_the_later_has_precedence(run: Store) -> None:
+    """The record by which the run was taken is lost, and its driver lives."""
+
+    def taken(wall: float) -> Lease:
+        store = ImmediateStore(run)
+        opening = msgspec.structs.replace(opened(1, owner=DEAD), wall=wall)
+        found = asyncio.run(lease.take(store, lambda n: opening, MachineClock(), lambda line: None))
+        assert isinstance(found, Lease)
+        return found
+
+    first = taken(1_800_000_000.0)
+    run.delete([f"{journal.FOLDER}/{journal.key_of(1)}"])
+    second = taken(1_800_000_020.0)
+    assert first.number == second.number
+    assert first.precedence < second.precedence
+    assert take(run).precedence > second.precedence
+
+
 def test_a_driver_that_wakes_up_after_a_compaction_is_fenced_although_its_number_is_free(run: Store) -> None:
     old = take(run, owner=DEAD).journal
     new = take(run).journal

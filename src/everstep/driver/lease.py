@@ -33,6 +33,15 @@ class Lease:
     damage: list[str]
     """What of the journal is missing or can't be read."""
 
+    @property
+    def precedence(self) -> int:
+        """By which agents tell drivers apart: the later one has the higher. Of two that have the same number,
+        since the record by which the run was taken is lost, the one that has taken it later.
+        """
+        opened = self.history.opened
+        assert opened is not None, "it is our own"
+        return self.number << 32 | int(opened.wall) & 0xFFFFFFFF
+
     async def mend(self, say: Callable[[str], None]) -> None:
         """A damaged journal gets a new beginning, of what can still be read."""
         for damage in self.damage:

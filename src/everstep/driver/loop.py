@@ -86,7 +86,7 @@ class Driver:
         )
         self.workers = Workers(
             job,
-            lease.number,
+            lease.precedence,
             self.controller,
             lease.history,
             self._write,
@@ -107,7 +107,9 @@ class Driver:
         """While an earlier driver's agents tell what they have."""
         self._lighthouse: Lighthouse | None = None
         if isinstance(job.backend, NeedsLighthouse):
-            self._lighthouse = Lighthouse(job.backend.lighthouse(), lease.number, engine.send, engine.address)
+            self._lighthouse = Lighthouse(
+                job.backend.lighthouse(), lease.precedence, engine.send, engine.address
+            )
 
     # ------------------------------------------------------------------ from beginning to end
 
@@ -129,7 +131,7 @@ class Driver:
         self._spawn(self._house.keep_short())
         self._spawn(self._stop_on_request())
         try:
-            await self._engine.open(self, self._job.ask(self._lease.number))
+            await self._engine.open(self, self._job.ask(self._lease.precedence))
             await self._open()
             await self.outcome.over.wait()
         finally:
@@ -219,7 +221,7 @@ class Driver:
             return None
         self._left = left = LeftBehind(hosts, self._lease.history.last_epoch)
         await ask_agents(
-            self._engine, left, self._lease.number, self._slices, self._limits, self._observer.say
+            self._engine, left, self._lease.precedence, self._slices, self._limits, self._observer.say
         )
         self._left = None
         history = self._lease.history
@@ -284,7 +286,7 @@ class Driver:
             case c.RequestCapacity():
                 self._engine.request_capacity(command.workers)
             case c.PrepareHost():
-                self._engine.send(command.host, self._job.preparation(self._lease.number, self._engine))
+                self._engine.send(command.host, self._job.preparation(self._lease.precedence, self._engine))
             case c.RetireHost():
                 self._engine.retire(command.host)
             case c.StartWorkers():
@@ -340,11 +342,11 @@ class Driver:
                 specs = {host: some for host, every in specs.items() if (some := self.workers.wanted(every))}
         for host, every in specs.items():
             if some := self.workers.wanted(every):
-                self._engine.send(host, wire.Start(self._lease.number, some))
+                self._engine.send(host, wire.Start(self._lease.precedence, some))
 
     def _stop_workers(self, command: c.StopWorkers) -> None:
         ranks = sorted(command.ranks)
-        stop = wire.Stop(self._lease.number, command.epoch, command.generation, ranks, command.grace_s)
+        stop = wire.Stop(self._lease.precedence, command.epoch, command.generation, ranks, command.grace_s)
         self._engine.send(command.host, stop)
         self.workers.stopping(command)
 

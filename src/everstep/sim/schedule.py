@@ -278,12 +278,8 @@ class Schedule:
             self.cluster.kill_host(agent)
 
     def _damage(self) -> None:
-        """One object of the journal is lost, or one of its bits. Not that by which the run was last taken:
-        the next driver would get the same number for its lease, and agents could not tell the two apart.
-        """
+        """One object of the journal is lost, or one of its bits."""
         names = self.disk.below(f"{RUN}journal/")
-        takings = [name for name in names if self._takes_the_run(name)]
-        names = [name for name in names if name not in takings[-1:]]
         if not names:
             return
         self.rules.damaged = True
@@ -296,10 +292,6 @@ class Schedule:
             data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
             self.disk.objects[name] = bytes(data)
         self.story.tell(f"damaged: {name}")
-
-    def _takes_the_run(self, name: str) -> bool:
-        decoded = records.decode(self.disk.objects[name])
-        return name.rpartition("/")[2].isdigit() and any(isinstance(r, records.Opened) for r in decoded)
 
     # ------------------------------------------------------------------ from beginning to end
 
