@@ -12,8 +12,9 @@ class Agreement:
 
     def __init__(self, tell: Callable[[int, list[int], wire.AnyToWorker], None], lease: int) -> None:
         self._tell = tell
-        # Never a number that an earlier driver of these workers has used.
-        self._number = lease << 32
+        # Never a number that an earlier driver of these workers has used: leases are 2**32 apart, or at least
+        # as far as the seconds between them.
+        self._number = lease
         self._epoch = 0
         self._groups: dict[int, frozenset[int]] = {}
         self._open: dict[tuple[int, int], dict[int, int]] = {}
