@@ -61,6 +61,10 @@ class LaunchedGroup(Protocol):
 
     def told_by_leader(self) -> Iterator[bytes]: ...
 
+    def hang_up(self) -> None:
+        """Nobody is listened to any more: what waits for words of others ends."""
+        ...
+
 
 @runtime_checkable
 class JoinsLaunched(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -36,6 +37,9 @@ class TorchrunGroup:
         self._telling = self._connected()  # while the function's own thread waits at a barrier
         self._upwards = itertools.count(1)
         self._downwards = [itertools.count(1) for _ in range(member.world_size)]
+        self._awaited: dict[str, str] = {}
+        """The keys that threads wait for, by whose words they are."""
+        self._hung_up = False
         self._shared = itertools.count(1)
         self._barriers = itertools.count(1)
 
@@ -75,8 +79,8 @@ class TorchrunGroup:
     def _told(self, where: str) -> Iterator[bytes]:
         store = self._connected()
         for number in itertools.count(1):
-            key = f"{where}/{number}"
-            while True:
+            key = self._awaited[where] = f"{where}/{number}"
+            while not self._hung_up:
                 try:
                     store.wait([key], _LOOK)
                     break
@@ -84,6 +88,14 @@ class TorchrunGroup:
                     return  # the launcher is gone, and all of its processes with it
                 except dist.DistStoreError:
                     continue  # nothing yet
+            if self._hung_up:
+                return
             told = bytes(store.get(key))
             store.delete_key(key)
             yield told
+
+    def hang_up(self) -> None:
+        self._hung_up = True
+        with suppress(dist.DistNetworkError):  # the launcher is gone, and nobody waits any more
+            for key in [*self._awaited.values()]:
+                self._telling.set(key, b"")

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from everstep.driver.run import RunSpec
 
 _ALONE = Member(0, 1, 0, 1, 0, 1)
+_HANG_UP_S = 10.0
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -297,6 +298,9 @@ class HereLink:
         complete(self._journal.flush())
         self._tell_others(wire.Undriven(True))
 
+    def stop(self) -> None:
+        _stop_listening(self._group, self._listeners)
+
 
 class BesideLink:
     """The link of another rank than 0, which torchrun has started."""
@@ -340,6 +344,17 @@ class BesideLink:
         """This rank has returned: its function, or what comes after fit(), may need the run's end."""
         self.send(wire.frame(wire.Returned(None)))
         self._listener.join()
+
+    def stop(self) -> None:
+        _stop_listening(self._group, [self._listener])
+
+
+def _stop_listening(group: LaunchedGroup | None, threads: list[threading.Thread]) -> None:
+    """A thread that still waits inside of torch when the interpreter ends takes the process down with it."""
+    if group is not None and any(thread.is_alive() for thread in threads):
+        group.hang_up()
+        for thread in threads:
+            thread.join(_HANG_UP_S)
 
 
 def _hear(session: sessions.Session, message: wire.AnyToWorker, answer: Callable[[bytes], None]) -> None:
@@ -396,7 +411,10 @@ def run_here(
         message = wire.described(ended_by.__cause__ or ended_by)
         raise ended_by from ended_by.__cause__
     finally:
-        link.close(records.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
+        try:
+            link.close(records.Closed(time.monotonic(), outcome.value, message, plain_value(value)))
+        finally:
+            link.stop()
     return replace(result_of(run, history, spec.run.storage_options), return_value=value)
 
 
@@ -420,8 +438,11 @@ def run_beside(spec: RunSpec, group: LaunchedGroup) -> Result:
     session = sessions.Session(_worker(spec, run, opening, group), link)
     link.session = session
     link.listen()
-    value = _train(spec, session, group)
-    link.finish()
+    try:
+        value = _train(spec, session, group)
+        link.finish()
+    finally:
+        link.stop()
     history = read_history(run)
     if history.outcome != Outcome.FINISHED.value:
         raise TrainingFailedError(f"Training failed at rank 0: {history.message or history.outcome}")
