@@ -7,17 +7,17 @@ from pathlib import Path
 
 import everstep
 from everstep import RunConfig, ScalingConfig, Trainer
-from everstep.cadence import Cadence
+from everstep.cadence import SaveCadence
 
 
 def by_steps() -> list[int]:
-    cadence = Cadence(5, None)
+    cadence = SaveCadence(5, None)
     return [step for step in range(13, 30) if cadence.is_due(step)]
 
 
 def by_time(config: dict[str, str]) -> None:
     rank = everstep.get_context().get_world_rank()
-    cadence = Cadence(None, 0.2)
+    cadence = SaveCadence(None, 0.2)
     saved = []
     for step in range(1, 60):
         time.sleep(0.01 * (1 + rank))  # each rank has a pace and a clock of its own

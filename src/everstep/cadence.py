@@ -8,7 +8,7 @@ from everstep.collective import broadcast_from_rank_zero
 from everstep.errors import ConfigError
 
 
-class Cadence:
+class SaveCadence:
     """Asked after every step, on every rank.
 
     Clocks of ranks differ, and all must save at the same step. So rank 0 says now and then how many steps

@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
 import everstep
-from everstep.cadence import Cadence
+from everstep.cadence import SaveCadence
 from everstep.checkpoint import CheckpointUploadMode
 from everstep.errors import ConfigError
 from everstep.torch import get_device
@@ -178,7 +178,7 @@ class ReportCallback(pl.Callback):  # type: ignore[misc]
     ) -> None:
         if every_steps is None and every_s is None:
             every_s = 60.0
-        self._cadence = Cadence(every_steps, every_s)
+        self._cadence = SaveCadence(every_steps, every_s)
         self._mode = checkpoint_upload_mode
         self._step = -1
         self._random: dict[str, Any] | None = None

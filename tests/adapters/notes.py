@@ -1,8 +1,15 @@
-"""What training functions here have noted: ``notes/RANK-ATTEMPT``, a line for each step."""
+"""Runs of the libraries, and what their training functions note: ``notes/RANK-ATTEMPT``, a line a step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from everstep import FailureConfig, Result, RunConfig, ScalingConfig
+from everstep.torch import TorchTrainer
+
+SAMPLES = 48
 
 Row = tuple[str, tuple[int, ...]]
 """The loss, and the numbers of the samples."""
@@ -22,3 +29,28 @@ def trained_on(folder: Path) -> dict[tuple[int, int], Row]:
 def first_step(folder: Path, attempt: int) -> int:
     """Of rank 0 in this attempt."""
     return int((folder / "notes" / f"0-{attempt}").read_text().split()[0])
+
+
+def fit(
+    train: Callable[[dict[str, Any]], None],
+    folder: Path,
+    *,
+    workers: int = 2,
+    kill_at: int | None = None,
+    ray: bool = False,
+) -> Result:
+    """``ray``: with Ray Train's names. ``kill_at``: the step at which a worker is killed once."""
+    (folder / "notes").mkdir(parents=True)
+    return TorchTrainer(
+        train,
+        train_loop_config={
+            "output": str(folder / "output"),
+            "notes": str(folder / "notes"),
+            "kill_at": kill_at,
+            "ray": ray,
+        },
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(
+            name="run", storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()

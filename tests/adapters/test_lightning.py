@@ -6,42 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from everstep import FailureConfig, Result, RunConfig, ScalingConfig
-from everstep.torch import TorchTrainer
-
-from .notes import first_step, trained_on
-
-SAMPLES = 48
-
-
-def fit(folder: Path, *, workers: int, kill_at: int | None, ray: bool = False) -> Result:
-    from .module import train  # and not where tests are collected: it takes seconds
-
-    folder.mkdir()
-    (folder / "notes").mkdir()
-    return TorchTrainer(
-        train,
-        train_loop_config={
-            "output": str(folder / "output"),
-            "notes": str(folder / "notes"),
-            "kill_at": kill_at,
-            "ray": ray,
-        },
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(
-            name="run", storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1)
-        ),
-    ).fit()
+from .notes import SAMPLES, first_step, fit, trained_on
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happened(
     tmp_path: Path, workers: int
 ) -> None:
+    from .module import train  # and not where tests are collected: it takes seconds
+
     steps = 3 * SAMPLES // 4 // workers
-    fit(tmp_path / "whole", workers=workers, kill_at=None)
+    fit(train, tmp_path / "whole", workers=workers)
     kill_at = steps // 2 + 1
-    killed = fit(tmp_path / "killed", workers=workers, kill_at=kill_at)
+    killed = fit(train, tmp_path / "killed", workers=workers, kill_at=kill_at)
     assert killed.metrics is not None
     assert killed.metrics["step"] == steps
     whole = trained_on(tmp_path / "whole")
@@ -52,8 +29,10 @@ def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happ
 
 
 def test_with_ray_trains_names_it_goes_on_at_the_beginning_of_a_pass(tmp_path: Path) -> None:
-    fit(tmp_path / "whole", workers=2, kill_at=None, ray=True)
-    fit(tmp_path / "killed", workers=2, kill_at=9, ray=True)
+    from .module import train
+
+    fit(train, tmp_path / "whole", ray=True)
+    fit(train, tmp_path / "killed", kill_at=9, ray=True)
     assert {numbers for _, numbers in trained_on(tmp_path / "killed").values()} == {
         numbers for _, numbers in trained_on(tmp_path / "whole").values()
     }
@@ -65,7 +44,7 @@ def test_bad_input_is_named_with_its_remedy() -> None:
     from torch.utils.data import ChainDataset
 
     from everstep import ConfigError
-    from everstep.cadence import Cadence
+    from everstep.cadence import SaveCadence
     from everstep.lightning import RayTrainReportCallback, ResumableLoader, prepare_trainer
 
     with pytest.raises(ConfigError, match="strategy is a SingleDeviceStrategy.*RayDDPStrategy"):
@@ -76,4 +55,4 @@ def test_bad_input_is_named_with_its_remedy() -> None:
         RayTrainReportCallback(validation=True)
     for steps, seconds in [(None, None), (1, 1.0), (0, None), (None, -1.0)]:
         with pytest.raises(ConfigError, match="every_s"):
-            Cadence(steps, seconds)
+            SaveCadence(steps, seconds)

@@ -6,40 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from everstep import FailureConfig, Result, RunConfig, ScalingConfig
-from everstep.torch import TorchTrainer
-
-from .notes import first_step, trained_on
-
-SAMPLES = 48
-
-
-def fit(folder: Path, *, kill_at: int | None, ray: bool = False) -> Result:
-    from .tuned import fine_tune  # and not where tests are collected: it takes seconds
-
-    folder.mkdir()
-    (folder / "notes").mkdir()
-    return TorchTrainer(
-        fine_tune,
-        train_loop_config={
-            "output": str(folder / "output"),
-            "notes": str(folder / "notes"),
-            "kill_at": kill_at,
-            "ray": ray,
-        },
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(
-            name="tuned", storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1)
-        ),
-    ).fit()
+from .notes import SAMPLES, first_step, fit, trained_on
 
 
 @pytest.mark.parametrize("ray", [False, True], ids=["our names", "names of Ray Train"])
 def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happened(
     tmp_path: Path, ray: bool
 ) -> None:
-    fit(tmp_path / "whole", kill_at=None, ray=ray)
-    result = fit(tmp_path / "killed", kill_at=3, ray=ray)
+    from transformers import GPT2LMHeadModel  # not where tests are collected: it takes seconds
+
+    from .tuned import fine_tune
+
+    fit(fine_tune, tmp_path / "whole", ray=ray)
+    result = fit(fine_tune, tmp_path / "killed", kill_at=3, ray=ray)
     assert result.metrics is not None
     assert result.metrics["step"] == 12
     whole = trained_on(tmp_path / "whole")
@@ -47,6 +26,9 @@ def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happ
     seen = [number for _, numbers in whole.values() for number in numbers]
     assert sorted(seen) == sorted([*range(SAMPLES)] * 2), "each sample once in each of two passes"
     assert first_step(tmp_path / "killed", attempt=2) == 2, "saved last before the kill"
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as saved:
+        assert GPT2LMHeadModel.from_pretrained(f"{saved}/checkpoint").config.n_embd == 8
 
 
 def test_batches_of_ray_data_are_taken_as_they_come(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 import everstep
-from everstep.cadence import Cadence
+from everstep.cadence import SaveCadence
 from everstep.datasets import is_rays
 
 CHECKPOINT_NAME = "checkpoint"
@@ -57,7 +57,7 @@ class SaveEvery(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, *, every_steps: int | None = None, every_s: float | None = None) -> None:
-        self._cadence = Cadence(every_steps, every_s)
+        self._cadence = SaveCadence(every_steps, every_s)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
