@@ -116,6 +116,20 @@ class Namespace:
     def delete_pod(self, pod: dict[str, Any]) -> None:
         self.server.request("DELETE", f"/api/v1/namespaces/{self.name}/pods/{pod['metadata']['name']}")
 
+    @property
+    def lease_path(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases/everstep-operator"
+
+    def lease_holder(self) -> str:
+        """Who holds the operator's lease, "" while there is none."""
+        try:
+            found: str = self.server.request("GET", self.lease_path)["spec"].get("holderIdentity") or ""
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return ""
+        return found
+
     def clear(self) -> None:
         """No clusters, and nothing of theirs."""
         self.server.request("DELETE", f"/apis/ray.io/v1/namespaces/{self.name}/rayclusters")
