@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everstep.kube.grouplabels import change
-from everstep.kube.spec import Cluster, parse
+from everstep.kube.spec import ClusterSpec, parse
 from everstep.testing.kube import ApiServer
 from kube.live import Namespace, operating
 from kube.test_slices import cluster as manifest
@@ -29,7 +29,7 @@ def tpus(**more: object) -> dict[str, object]:
     return group(template=made, replicas=0, rayStartParams={"num-cpus": "1"}, **more)
 
 
-def read(*groups: dict[str, object], autoscaling: bool = True) -> Cluster:
+def read(*groups: dict[str, object], autoscaling: bool = True) -> ClusterSpec:
     raw = manifest(*groups, enableInTreeAutoscaling=autoscaling)
     raw["metadata"].update(uid="u", namespace="n")
     return parse(raw)

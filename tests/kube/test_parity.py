@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from everstep.kube import conditions, gangs, parity, pods, services, status
-from everstep.kube.fields import BY_PATH, Verdict
+from everstep.kube.fields import BY_PATH, Parity
 from everstep.kube.reconcile import Observed
-from everstep.kube.spec import Cluster, parse
+from everstep.kube.spec import ClusterSpec, parse
 from everstep.kube.view import service_view
 from kube.test_pods import environment, tpu_group
 from kube.world import group, manifest
@@ -68,7 +68,7 @@ KUBERAYS_EVENTS = (
 )
 
 
-def full() -> Cluster:
+def full() -> ClusterSpec:
     """A cluster in which everything is turned on."""
     raw = manifest(
         tpu_group(),
@@ -101,7 +101,7 @@ def names(rows: Iterable[parity.Row]) -> set[str]:
 
 
 def made_names(rows: Iterable[parity.Row]) -> set[str]:
-    return {row.name for row in rows if row.verdict is not Verdict.IGNORED}
+    return {row.name for row in rows if row.verdict is not Parity.IGNORED}
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -128,7 +128,7 @@ def test_whatever_kuberay_makes_is_listed() -> None:
 def test_whatever_differs_says_why() -> None:
     rows = [row for section in parity.SECTIONS.values() for row in section]
     for row in (*rows, *BY_PATH.values()):
-        assert row.verdict is Verdict.SAME or row.why, row
+        assert row.verdict is Parity.SAME or row.why, row
 
 
 def test_what_pods_carry_is_what_is_listed() -> None:
@@ -165,6 +165,6 @@ def test_each_behaviour_has_a_verdict_a_reason_where_it_differs_and_a_test_that_
     rows = [line.strip("|").split("|") for line in page.splitlines() if "`test_" in line]
     assert len(rows) > 35
     for behaviour, verdict, why, shown in ([cell.strip() for cell in row] for row in rows):
-        assert Verdict(verdict) is Verdict.SAME or why, behaviour
+        assert Parity(verdict) is Parity.SAME or why, behaviour
         name, _, test = shown.strip("`").partition("::")
         assert f"\ndef {test}(" in (Path(__file__).parent / name).read_text(), shown

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.kube.actions import CreateHead, CreateReplica, CreateService, DeletePod, LabelPod
 from everstep.kube.replicas import PATIENCE_S
-from everstep.kube.setbacks import STEADY_S, Refusal, of_growth, of_pod, of_replica, of_service
+from everstep.kube.setbacks import STEADY_S, ApiRefusal, of_growth, of_pod, of_replica, of_service
 from kube.world import GRACE_S, UID, World, group, manifest, template
 
 
@@ -249,7 +249,7 @@ def test_a_dead_head_is_replaced_and_there_are_never_two() -> None:
 def test_what_was_refused_is_tried_again_later_and_at_once_when_the_spec_changes() -> None:
     world = settled()
     world.raw["spec"]["workerGroupSpecs"][0]["replicas"] = 4
-    world.refusals[of_growth("tpu")] = Refusal(
+    world.refusals[of_growth("tpu")] = ApiRefusal(
         reason="QuotaExceeded", message="exceeded quota", attempts=2, at=world.now, generation=1, growth=True
     )
     plan = world.plan()
@@ -410,7 +410,7 @@ def test_pods_whose_replica_cant_be_told_go_when_they_are_named_and_when_none_ar
 def test_a_service_that_was_refused_is_tried_again_later() -> None:
     world = settled()
     del world.services["demo-head-svc"]
-    world.refusals[of_service("demo-head-svc")] = Refusal(
+    world.refusals[of_service("demo-head-svc")] = ApiRefusal(
         reason="PodsRefused", message="invalid", attempts=1, at=world.now, generation=1
     )
     assert world.plan().actions == ()
@@ -421,7 +421,7 @@ def test_a_service_that_was_refused_is_tried_again_later() -> None:
 def test_a_place_that_was_taken_is_filled_though_the_group_may_not_grow() -> None:
     world = settled()
     world.raw["spec"]["workerGroupSpecs"][0]["replicas"] = 4
-    refused = Refusal(
+    refused = ApiRefusal(
         reason="QuotaExceeded", message="no", attempts=3, at=world.now, generation=1, growth=True
     )
     world.refusals[of_growth("tpu")] = refused
@@ -431,7 +431,7 @@ def test_a_place_that_was_taken_is_filled_though_the_group_may_not_grow() -> Non
     made = [a for a in world.plan().actions if isinstance(a, CreateReplica)]
     assert [(a.index, a.heals) for a in made] == [(1, True)]
     # Refused itself, it waits for itself; then it comes before what grows.
-    world.refusals[of_replica("tpu", 1)] = Refusal(
+    world.refusals[of_replica("tpu", 1)] = ApiRefusal(
         reason="QuotaExceeded", message="no", attempts=1, at=world.now, generation=1
     )
     assert not [a for a in world.plan().actions if isinstance(a, CreateReplica)]
@@ -446,7 +446,7 @@ def test_a_pod_that_cant_be_deleted_costs_an_index_and_no_other_pod() -> None:
     world.step()
     world.pods[stays.name] = stays
     world.change(stays.name, broken="Failed")
-    world.refusals[of_pod(stays.name)] = Refusal(
+    world.refusals[of_pod(stays.name)] = ApiRefusal(
         reason="Refused", message="no", attempts=3, at=world.now, generation=1
     )
     world.kubelets()

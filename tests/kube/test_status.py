@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep.kube import status
 from everstep.kube.reconcile import Observed
-from everstep.kube.setbacks import STEADY_S, Failure, Refusal
+from everstep.kube.setbacks import STEADY_S, ApiRefusal, ReplicaFailure
 from kube.world import World, group, manifest
 
 
@@ -101,7 +101,7 @@ def test_failures_and_refusals_are_remembered_for_the_next_operator() -> None:
         world.now += 20
         world.settle()
     world.refusals = {
-        name: Refusal(reason="Refused", message="no", attempts=2, at=world.now, generation=1)
+        name: ApiRefusal(reason="Refused", message="no", attempts=2, at=world.now, generation=1)
         for name in ("Group/tpu", "Head", "Service/demo-head-svc")
     }
     said = described(world)
@@ -120,7 +120,7 @@ def test_a_status_of_thousands_of_failures_can_be_written() -> None:
     """The API server takes objects of up to 1.5 MiB, and the spec has to fit in, too."""
     world = World(manifest(group(replicas=5000, hosts=1, maxReplicas=5000)))
     world.failures = {
-        ("tpu", index): Failure(
+        ("tpu", index): ReplicaFailure(
             group="tpu",
             index=index,
             replica=f"tpu-{index:05}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from everstep.kube.store import Store
+from everstep.kube.store import ObjectCache
 
 KEY = ("default", "demo")
 
@@ -15,25 +15,25 @@ def pod(uid: str, version: int, **meta: Any) -> dict[str, Any]:
     return {"metadata": {**named, "resourceVersion": str(version), **meta}, "spec": {}}
 
 
-def uids(store: Store) -> set[str]:
+def uids(store: ObjectCache) -> set[str]:
     return {p.uid for p in store.pods(KEY)}
 
 
 def test_what_was_written_is_there_before_the_watch_tells() -> None:
-    store = Store()
+    store = ObjectCache()
     store.put_pod(pod("a", 5))
     assert uids(store) == {"a"}
 
 
 def test_an_older_sighting_changes_nothing() -> None:
-    store = Store()
+    store = ObjectCache()
     store.put_pod(pod("a", 7, deletionTimestamp="2026-01-01T00:00:00Z"))
     store.put_pod(pod("a", 5))
     assert store.pods(KEY)[0].leaving is not None
 
 
 def test_an_answer_that_comes_after_the_end_raises_nobody() -> None:
-    store = Store()
+    store = ObjectCache()
     store.put_pod(pod("a", 5))
     store.drop_pod(pod("a", 8))
     store.put_pod(pod("a", 6, deletionTimestamp="2026-01-01T00:00:00Z"))
@@ -41,7 +41,7 @@ def test_an_answer_that_comes_after_the_end_raises_nobody() -> None:
 
 
 def test_a_list_tells_what_is_gone_and_leaves_what_is_newer_than_it() -> None:
-    store = Store()
+    store = ObjectCache()
     store.put_pod(pod("gone", 3))
     store.put_pod(pod("there", 4))
     store.put_pod(pod("just written", 12))
@@ -51,14 +51,14 @@ def test_a_list_tells_what_is_gone_and_leaves_what_is_newer_than_it() -> None:
 
 
 def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
-    store = Store()
+    store = ObjectCache()
     store.put_pod(pod("a", 3))
     store.pods_listed("another", [], 10)
     assert uids(store) == {"a"}
 
 
 def test_a_cluster_made_anew_under_its_name_is_the_newer_one() -> None:
-    store = Store()
+    store = ObjectCache()
     old = {"metadata": {"namespace": "default", "name": "demo", "uid": "1", "resourceVersion": "3"}}
     new = {"metadata": {"namespace": "default", "name": "demo", "uid": "2", "resourceVersion": "9"}}
     store.put_cluster(old)
@@ -68,7 +68,7 @@ def test_a_cluster_made_anew_under_its_name_is_the_newer_one() -> None:
 
 
 def test_an_answer_that_comes_after_a_clusters_end_raises_it_no_more() -> None:
-    store = Store()
+    store = ObjectCache()
     cluster = {"metadata": {"namespace": "default", "name": "demo", "uid": "1", "resourceVersion": "3"}}
     store.put_cluster(cluster)
     store.drop_cluster({"metadata": {**cluster["metadata"], "resourceVersion": "9"}})
@@ -81,7 +81,7 @@ def test_an_answer_that_comes_after_a_clusters_end_raises_it_no_more() -> None:
 
 
 def test_services_come_and_go() -> None:
-    store = Store()
+    store = ObjectCache()
     service = pod("x", 3)
     store.put_service(service)
     assert set(store.services(KEY)) == {"pod-x"}

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from everstep.kube import informer
-from everstep.kube.api import Gone
+from everstep.kube.api import WatchExpired
 from everstep.testing.kube import ApiServer
 from kube.live import MERGE, Namespace, OperatorProcess, operating, running
 from kube.proxy import Proxy, Request
@@ -146,7 +146,7 @@ def test_a_server_that_forgets_at_once_is_not_asked_ever_faster(monkeypatch: pyt
             return [], "1"
 
         async def watch(self, path: str, version: str, selector: str = "") -> AsyncIterator[Any]:
-            raise Gone("too old resource version")
+            raise WatchExpired("too old resource version")
             yield
 
     async def rest(seconds: float) -> None:

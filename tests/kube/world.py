@@ -10,8 +10,8 @@ import msgspec
 from everstep.kube import actions, services
 from everstep.kube.actions import Plan
 from everstep.kube.reconcile import Observed, reconcile
-from everstep.kube.setbacks import Failure, Refusal
-from everstep.kube.spec import Cluster, parse
+from everstep.kube.setbacks import ApiRefusal, ReplicaFailure
+from everstep.kube.spec import ClusterSpec, parse
 from everstep.kube.view import PodView, ServiceView, service_view, view
 
 UID = "cluster-uid"
@@ -57,15 +57,15 @@ class World:
         self.now = 1000.0
         self.pods: dict[str, PodView] = {}
         self.services: dict[str, ServiceView] = {}
-        self.refusals: dict[str, Refusal] = {}
-        self.failures: dict[tuple[str, int], Failure] = {}
+        self.refusals: dict[str, ApiRefusal] = {}
+        self.failures: dict[tuple[str, int], ReplicaFailure] = {}
         self.vacated: set[tuple[str, int]] = set()
         self.served: frozenset[str] = frozenset()
-        self.told: list[actions.Tell] = []
+        self.told: list[actions.Announce] = []
         self._uids = 0
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterSpec:
         return parse(self.raw)
 
     @property
@@ -124,7 +124,7 @@ class World:
                         host=int(labels["ray.io/replica-host-index"]),
                         hosts=hosts,
                     )
-                case actions.Tell():
+                case actions.Announce():
                     self.told.append(action)
                 case actions.Remember(failure=failure):
                     self.failures[failure.group, failure.index] = failure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from everstep.kube.operator import Settings
+    from everstep.kube.operator import OperatorSettings
     from everstep.kube.webhook import Webhook
 
 _MISSING = "the operator needs more packages: pip install 'everstep[kube]'"
@@ -77,7 +77,7 @@ def run(
     logging.getLogger("everstep").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
         from everstep.kube.lease import Election
-        from everstep.kube.operator import Settings
+        from everstep.kube.operator import OperatorSettings
         from everstep.kube.webhook import Webhook
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{_MISSING} ({error.name} is missing)") from error
@@ -85,7 +85,7 @@ def run(
         election = Election.of(lease_seconds, renew_deadline_seconds, retry_seconds)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    settings = Settings(
+    settings = OperatorSettings(
         namespaces=namespaces,
         all_clusters=all_clusters,
         lease_namespace=lease_namespace,
@@ -109,7 +109,7 @@ def run(
 
 
 async def _run(
-    settings: Settings,
+    settings: OperatorSettings,
     webhook: Webhook | None,
     metrics_port: int | None,
     kubeconfig: str | None,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from everstep.kube import gangs, pods as build
-from everstep.kube.setbacks import Failure, of_growth, of_replica
-from everstep.kube.spec import Cluster, GroupSpec, Manifest
+from everstep.kube.setbacks import ReplicaFailure, of_growth, of_replica
+from everstep.kube.spec import ClusterSpec, GroupSpec, Manifest
 
 
 class CreateService(msgspec.Struct, frozen=True):
@@ -45,20 +45,20 @@ class CreateReplica(msgspec.Struct, frozen=True):
     def setback(self) -> str:
         return of_replica(self.group, self.index) if self.heals else of_growth(self.group)
 
-    def manifests(self, cluster: Cluster) -> list[Manifest]:
+    def manifests(self, cluster: ClusterSpec) -> list[Manifest]:
         group = self._spec(cluster)
         return [
             build.worker_pod(cluster, group, pod, self.name, self.index, host, self.gang)
             for host, pod in enumerate(self.pods)
         ]
 
-    def pod_group(self, cluster: Cluster) -> Manifest | None:
+    def pod_group(self, cluster: ClusterSpec) -> Manifest | None:
         """What has to be there before its Pods."""
         if self.gang is None:
             return None
         return gangs.pod_group(cluster, self._spec(cluster), self.name, self.gang)
 
-    def _spec(self, cluster: Cluster) -> GroupSpec:
+    def _spec(self, cluster: ClusterSpec) -> GroupSpec:
         return next(group for group in cluster.groups if group.name == self.group)
 
 
@@ -91,7 +91,7 @@ class LabelPod(msgspec.Struct, frozen=True):
     hosts: int
 
 
-class Tell(msgspec.Struct, frozen=True):
+class Announce(msgspec.Struct, frozen=True):
     """An event, for people."""
 
     warning: bool
@@ -106,7 +106,7 @@ class Tell(msgspec.Struct, frozen=True):
 class Remember(msgspec.Struct, frozen=True):
     """A replica has failed: the next one may have to wait."""
 
-    failure: Failure
+    failure: ReplicaFailure
 
 
 Action = (
@@ -119,7 +119,7 @@ Action = (
     | DeletePod
     | LabelPod
     | Remember
-    | Tell
+    | Announce
 )
 
 

@@ -59,7 +59,7 @@ class NoCluster(Exception):
     """No cluster is found, or no way in. Says where it was looked for."""
 
 
-class Gone(Exception):
+class WatchExpired(Exception):
     """The watch can't go on from where it was: list again."""
 
 
@@ -158,7 +158,7 @@ class Api:
                     kind, found = event["type"], event["object"]
                     if kind == "ERROR":
                         if found.get("code") == 410:
-                            raise Gone(found.get("message", ""))
+                            raise WatchExpired(found.get("message", ""))
                         raise ApiError(
                             found.get("code", 500), found.get("reason", ""), found.get("message", "")
                         )

@@ -11,20 +11,20 @@ from typing import Any
 
 import msgspec
 
-from everstep.kube.facts import Facts
-from everstep.kube.replicas import State
+from everstep.kube.facts import ClusterFacts
+from everstep.kube.replicas import ReplicaState
 from everstep.kube.setbacks import remembered
 
 Condition = dict[str, Any]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Standing(msgspec.Struct, frozen=True):
     holds: bool
     reason: str
     message: str = ""
 
 
-def conditions(facts: Facts) -> list[Condition]:
+def conditions(facts: ClusterFacts) -> list[Condition]:
     """All of KubeRay's, and of ours those that hold or once held."""
     listed = [_condition(facts, kind, find(facts)) for kind, find in _KUBERAYS.items()]
     for kind, find in _OURS.items():
@@ -35,40 +35,40 @@ def conditions(facts: Facts) -> list[Condition]:
 
 
 def invalid_spec(message: str, generation: int, before: Mapping[str, Any], now: float) -> Condition:
-    return _dated("InvalidSpec", Finding(True, "InvalidField", message[:4000]), generation, before, now)
+    return _dated("InvalidSpec", Standing(True, "InvalidField", message[:4000]), generation, before, now)
 
 
 def stamp(at: float) -> str:
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _head_ready(facts: Facts) -> Finding:
+def _head_ready(facts: ClusterFacts) -> Standing:
     head = facts.head
     if head is None:
-        return Finding(False, "HeadPodNotFound", "there is no head Pod")
+        return Standing(False, "HeadPodNotFound", "there is no head Pod")
     if head.ready:
-        return Finding(True, "HeadPodRunningAndReady")
+        return Standing(True, "HeadPodRunningAndReady")
     why = head.broken or head.waiting_for or "not ready yet"
-    return Finding(False, head.unready_reason or "Unknown", f"{head.name}: {why}")
+    return Standing(False, head.unready_reason or "Unknown", f"{head.name}: {why}")
 
 
-def _provisioned(facts: Facts) -> Finding:
+def _provisioned(facts: ClusterFacts) -> Standing:
     if facts.suspended:
-        return Finding(False, "RayClusterPodsProvisioning", "the cluster is suspended")
+        return Standing(False, "RayClusterPodsProvisioning", "the cluster is suspended")
     if facts.all_ready or facts.held("RayClusterProvisioned"):
-        return Finding(True, "AllPodRunningAndReadyFirstTime")
-    return Finding(False, "RayClusterPodsProvisioning")
+        return Standing(True, "AllPodRunningAndReadyFirstTime")
+    return Standing(False, "RayClusterPodsProvisioning")
 
 
-def _suspending(facts: Facts) -> Finding:
-    return Finding(facts.suspending, "RayClusterSuspending")
+def _suspending(facts: ClusterFacts) -> Standing:
+    return Standing(facts.suspending, "RayClusterSuspending")
 
 
-def _suspended(facts: Facts) -> Finding:
-    return Finding(facts.suspended, "RayClusterSuspended")
+def _suspended(facts: ClusterFacts) -> Standing:
+    return Standing(facts.suspended, "RayClusterSuspended")
 
 
-def _replica_failure(facts: Facts) -> Finding:
+def _replica_failure(facts: ClusterFacts) -> Standing:
     """Why replicas that should be there aren't: a word, and the whole of it."""
     refused = [
         (r.reason, f"{name}: {r.message} (tried {r.attempts} times)")
@@ -82,29 +82,33 @@ def _replica_failure(facts: Facts) -> Finding:
     ]
     troubles = refused + failing
     message = "; ".join(message for _, message in troubles)
-    return Finding(bool(troubles), troubles[0][0] if troubles else "NoFailure", message)
+    return Standing(bool(troubles), troubles[0][0] if troubles else "NoFailure", message)
 
 
-def _degraded(facts: Facts) -> Finding:
-    missing = [
-        f"{name}: {sum(r.state is State.READY for r in group.replicas)} of {facts.desired(name)} replicas"
+def _degraded(facts: ClusterFacts) -> Standing:
+    ready = {
+        name: sum(replica.state is ReplicaState.READY for replica in group.replicas)
         for name, group in facts.members.items()
-        if sum(r.state is State.READY for r in group.replicas) < facts.desired(name)
+    }
+    missing = [
+        f"{name}: {count} of {facts.desired(name)} replicas"
+        for name, count in ready.items()
+        if count < facts.desired(name)
     ]
     if not facts.head_ready:
         missing.insert(0, "the head isn't ready")
     was_ready = facts.before.get("state") == "ready" or facts.held("Degraded")
     holds = bool(missing) and was_ready and not facts.suspending and not facts.suspended
-    return Finding(holds, "NotAllReady" if holds else "AllReady", ", ".join(missing) if holds else "")
+    return Standing(holds, "NotAllReady" if holds else "AllReady", ", ".join(missing) if holds else "")
 
 
-def _unsupported(facts: Facts) -> Finding:
+def _unsupported(facts: ClusterFacts) -> Standing:
     fields = facts.unsupported
     message = f"this operator does nothing with {listed(fields)}" if fields else ""
     return _told(message, "FieldIgnored", "AllFieldsHonoured")
 
 
-def _unlabelled(facts: Facts) -> Finding:
+def _unlabelled(facts: ClusterFacts) -> Standing:
     described = "; ".join(
         f"{name}: {listed(pod.name for pod in group.strangers)}"
         for name, group in facts.members.items()
@@ -117,7 +121,7 @@ def _unlabelled(facts: Facts) -> Finding:
     return _told(message, "ReplicaUnknown", "AllPodsLabelled")
 
 
-def _orphaned(facts: Facts) -> Finding:
+def _orphaned(facts: ClusterFacts) -> Standing:
     orphans = [pod.name for pod in facts.seen.pods if pod.owner is None and pod.leaving is None]
     message = orphans and (
         f"these carry the cluster's label, and no cluster owns them: {listed(orphans)}. They are left "
@@ -126,7 +130,7 @@ def _orphaned(facts: Facts) -> Finding:
     return _told(message or "", "NoOwner", "AllPodsOwned")
 
 
-def _outdated_head(facts: Facts) -> Finding:
+def _outdated_head(facts: ClusterFacts) -> Standing:
     head, autoscaling = facts.head, facts.cluster.autoscaling
     message = ""
     if head is not None and head.autoscaler != autoscaling:
@@ -138,14 +142,14 @@ def _outdated_head(facts: Facts) -> Finding:
     return _told(message, "AutoscalingChanged", "AsInTheSpec")
 
 
-_KUBERAYS: dict[str, Callable[[Facts], Finding]] = {
+_KUBERAYS: dict[str, Callable[[ClusterFacts], Standing]] = {
     "HeadPodReady": _head_ready,
     "RayClusterProvisioned": _provisioned,
     "RayClusterSuspending": _suspending,
     "RayClusterSuspended": _suspended,
     "ReplicaFailure": _replica_failure,
 }
-_OURS: dict[str, Callable[[Facts], Finding]] = {
+_OURS: dict[str, Callable[[ClusterFacts], Standing]] = {
     "Degraded": _degraded,
     "UnsupportedField": _unsupported,
     "UnlabelledPods": _unlabelled,
@@ -156,15 +160,15 @@ _OURS: dict[str, Callable[[Facts], Finding]] = {
 KINDS = (*_KUBERAYS, *_OURS)
 
 
-def _told(message: str, bad: str, good: str) -> Finding:
-    return Finding(bool(message), bad if message else good, message)
+def _told(message: str, bad: str, good: str) -> Standing:
+    return Standing(bool(message), bad if message else good, message)
 
 
-def _condition(facts: Facts, kind: str, finding: Finding) -> Condition:
+def _condition(facts: ClusterFacts, kind: str, finding: Standing) -> Condition:
     return _dated(kind, finding, facts.cluster.generation, facts.before, facts.now)
 
 
-def _dated(kind: str, finding: Finding, generation: int, before: Mapping[str, Any], now: float) -> Condition:
+def _dated(kind: str, finding: Standing, generation: int, before: Mapping[str, Any], now: float) -> Condition:
     word = "True" if finding.holds else "False"
     was: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c["type"] == kind), {})
     since = was.get("lastTransitionTime") if was.get("status") == word else None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.kube import names
-from everstep.kube.actions import Tell
+from everstep.kube.actions import Announce
 from everstep.kube.api import UNREACHABLE, Api, ApiError, core_path, said
 from everstep.kube.conditions import stamp
 
@@ -26,7 +26,7 @@ class Events:
         self._counts: dict[str, int] = {}
         """By the event's name: how often it was written."""
 
-    async def tell(self, about: Mapping[str, Any], note: Tell) -> None:
+    async def tell(self, about: Mapping[str, Any], note: Announce) -> None:
         """What can't be written is only logged: an event is never worth holding anything up."""
         meta = about["metadata"]
         name = _name(meta, note)
@@ -38,7 +38,7 @@ class Events:
                 "%s/%s: no event could be written: %s", meta["namespace"], meta["name"], said(error)
             )
 
-    async def tell_once(self, about: Mapping[str, Any], note: Tell) -> None:
+    async def tell_once(self, about: Mapping[str, Any], note: Announce) -> None:
         """Also over the lives of operators."""
         name = _name(about["metadata"], note)
         if name in self._counts:
@@ -52,7 +52,7 @@ class Events:
                 raise
         self._know(name, 1)
 
-    async def _write(self, about: Mapping[str, Any], name: str, note: Tell) -> None:
+    async def _write(self, about: Mapping[str, Any], name: str, note: Announce) -> None:
         namespace = about["metadata"]["namespace"]
         try:
             await self._api.create(core_path("events", namespace), _event(about, name, note))
@@ -63,7 +63,7 @@ class Events:
             known = await self._api.get(core_path("events", namespace, name))
             await self._count_up(namespace, name, note, int(known.get("count") or 1) + 1)
 
-    async def _counted_up(self, namespace: str, name: str, note: Tell) -> bool:
+    async def _counted_up(self, namespace: str, name: str, note: Announce) -> bool:
         """Unless the server has forgotten it: it keeps events for an hour."""
         try:
             await self._count_up(namespace, name, note, self._counts[name] + 1)
@@ -73,7 +73,7 @@ class Events:
             return False
         return True
 
-    async def _count_up(self, namespace: str, name: str, note: Tell, count: int) -> None:
+    async def _count_up(self, namespace: str, name: str, note: Announce, count: int) -> None:
         change = {"count": count, "lastTimestamp": stamp(time.time()), "message": note.message[:1000]}
         await self._api.patch(core_path("events", namespace, name), change)
         self._know(name, count)
@@ -85,12 +85,12 @@ class Events:
             del self._counts[next(iter(self._counts))]
 
 
-def _name(meta: Mapping[str, Any], note: Tell) -> str:
+def _name(meta: Mapping[str, Any], note: Announce) -> str:
     same = f"{meta['uid']}\0{note.reason}\0{note.about}"
     return f"{meta['name'][:50]}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
 
 
-def _event(about: Mapping[str, Any], name: str, note: Tell) -> dict[str, Any]:
+def _event(about: Mapping[str, Any], name: str, note: Announce) -> dict[str, Any]:
     meta, now = about["metadata"], stamp(time.time())
     return {
         "apiVersion": "v1",

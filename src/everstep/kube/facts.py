@@ -8,15 +8,15 @@ from typing import Any
 
 from everstep.kube import names
 from everstep.kube.reconcile import Observed
-from everstep.kube.replicas import Members, State, adopted, members
-from everstep.kube.spec import Cluster
+from everstep.kube.replicas import Members, ReplicaState, adopted, members
+from everstep.kube.spec import ClusterSpec
 from everstep.kube.view import PodView
 
 
-class Facts:
+class ClusterFacts:
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterSpec,
         seen: Observed,
         unsupported: Sequence[str],
         before: Mapping[str, Any],
@@ -68,7 +68,7 @@ class Facts:
         return next(spec.desired for spec in self.cluster.groups if spec.name == group)
 
     def ready(self, group: str) -> int:
-        return sum(replica.state is State.READY for replica in self.members[group].replicas)
+        return sum(replica.state is ReplicaState.READY for replica in self.members[group].replicas)
 
     @property
     def all_ready(self) -> bool:

@@ -17,7 +17,7 @@ from everstep.kube import names
 Schema = dict[str, Any]
 
 
-class Verdict(Enum):
+class Parity(Enum):
     """Beside KubeRay 1.6."""
 
     SAME = "same"
@@ -32,7 +32,7 @@ class Field(msgspec.Struct, frozen=True):
     path: str
     """Below ``spec``; ``[]`` for each item of a list."""
     schema: Schema
-    verdict: Verdict = Verdict.SAME
+    verdict: Parity = Parity.SAME
     why: str = ""
     idle: object = None
     """A value that asks for nothing."""
@@ -66,7 +66,7 @@ def _one_of(*values: str) -> Schema:
     return {"type": "string", "enum": list(values)}
 
 
-_S, _D, _I, _R = Verdict.SAME, Verdict.DIFFERENT, Verdict.IGNORED, Verdict.REFUSED
+_S, _D, _I, _R = Parity.SAME, Parity.DIFFERENT, Parity.IGNORED, Parity.REFUSED
 _HEAD, _GROUP, _SCALER = "headGroupSpec", "workerGroupSpecs[]", "autoscalerOptions"
 _NAME: Schema = {
     "type": "string",

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from everstep.kube import names, quantities
-from everstep.kube.spec import Cluster, GroupSpec, Manifest
+from everstep.kube.spec import ClusterSpec, GroupSpec, Manifest
 
 LABEL = "ray.io/scheduler-name"
 """KubeRay's, on a cluster: which scheduler its Pods are for."""
@@ -138,7 +138,7 @@ _QUEUE_OF_PODS = {"yunikorn.apache.org/queue": "queue"}
 """Where a Pod's label has another name than the cluster's."""
 
 
-def choose(cluster: Cluster, served: frozenset[str]) -> Gang | None:
+def choose(cluster: ClusterSpec, served: frozenset[str]) -> Gang | None:
     """What is asked for by KubeRay's label or the templates' ``schedulerName``; else what is installed and
     needs no other scheduler. Pods are never given to another scheduler that nobody has asked for.
     """
@@ -153,7 +153,7 @@ def choose(cluster: Cluster, served: frozenset[str]) -> Gang | None:
     return next((gang for gang in there if gang.scheduler is None and asked is None), None)
 
 
-def pod_group(cluster: Cluster, group: GroupSpec, replica: str, gang: Gang) -> Manifest | None:
+def pod_group(cluster: ClusterSpec, group: GroupSpec, replica: str, gang: Gang) -> Manifest | None:
     if gang.api is None or gang.spec is None or group.num_of_hosts == 1:
         return None
     queue = cluster.labels.get(gang.queue) if gang.queue else None
@@ -175,7 +175,7 @@ def pod_group(cluster: Cluster, group: GroupSpec, replica: str, gang: Gang) -> M
     }
 
 
-def join(cluster: Cluster, group: GroupSpec, replica: str, gang: Gang, pod: Manifest) -> None:
+def join(cluster: ClusterSpec, group: GroupSpec, replica: str, gang: Gang, pod: Manifest) -> None:
     """Makes a Pod one of its replica's gang."""
     name = names.pod_group(cluster.name, replica)
     gang.mark(pod, name, group)

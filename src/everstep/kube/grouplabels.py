@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.kube.pods import shape_labels
-from everstep.kube.spec import Cluster
+from everstep.kube.spec import ClusterSpec
 
 JSON_PATCH = "application/json-patch+json"
 
 
-def change(cluster: Cluster, version: str) -> list[dict[str, Any]]:
+def change(cluster: ClusterSpec, version: str) -> list[dict[str, Any]]:
     """What to change in this version of the RayCluster, as a JSON patch; nothing where nothing is missing.
     What the user has written stays.
     """

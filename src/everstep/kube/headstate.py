@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from everstep.kube import names
 from everstep.kube.containers import add_env, set_env
-from everstep.kube.spec import Cluster, Manifest
+from everstep.kube.spec import ClusterSpec, Manifest
 
 TOKEN_KEY = "auth_token"
 _TOKENS = "/var/run/secrets/ray.io/serviceaccount"
@@ -12,7 +12,7 @@ _RECONNECTING_S = "600"
 """How long a worker's raylet waits for a head that is being replaced. Ray's own default is a minute."""
 
 
-def start_params(cluster: Cluster) -> dict[str, str]:
+def start_params(cluster: ClusterSpec) -> dict[str, str]:
     """Flags of the head that refer to variables, so that no password is in a command."""
     tolerance = cluster.fault_tolerance
     if tolerance is None or tolerance.redis is None:
@@ -21,7 +21,7 @@ def start_params(cluster: Cluster) -> dict[str, str]:
     return {flag: f"${flag.upper().replace('-', '_')}" for flag, value in given.items() if value is not None}
 
 
-def keep_elsewhere(cluster: Cluster, pod: Manifest) -> None:
+def keep_elsewhere(cluster: ClusterSpec, pod: Manifest) -> None:
     """The head's state in Redis, so that its death costs no worker."""
     tolerance, ray = cluster.fault_tolerance, pod["spec"]["containers"][0]
     pod["metadata"]["annotations"][names.FT_ENABLED] = str(tolerance is not None).lower()
@@ -38,12 +38,12 @@ def keep_elsewhere(cluster: Cluster, pod: Manifest) -> None:
         add_env(ray, {"REDIS_PASSWORD": cluster.head.ray_start_params["redis-password"]})
 
 
-def wait_for_the_next_head(cluster: Cluster, ray: Manifest) -> None:
+def wait_for_the_next_head(cluster: ClusterSpec, ray: Manifest) -> None:
     if cluster.fault_tolerance is not None:
         add_env(ray, {"RAY_gcs_rpc_server_reconnect_timeout_s": _RECONNECTING_S})
 
 
-def believe(cluster: Cluster, pod: Manifest) -> None:
+def believe(cluster: ClusterSpec, pod: Manifest) -> None:
     """Ray's container shows the token, and wants it shown. What is copied from it does, too."""
     auth, spec = cluster.auth, pod["spec"]
     if auth is None:
@@ -62,7 +62,7 @@ def believe(cluster: Cluster, pod: Manifest) -> None:
         spec.setdefault("volumes", []).append({"name": "ray-token", "projected": source})
 
 
-def secret(cluster: Cluster) -> tuple[Manifest, ...]:
+def secret(cluster: ClusterSpec) -> tuple[Manifest, ...]:
     """For a token of the cluster's own, where nobody has brought one. What is in it is made up when it is
     made; one that is there already stays.
     """

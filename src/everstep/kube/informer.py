@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from everstep.kube.api import UNREACHABLE, Api, ApiError, Gone, said
+from everstep.kube.api import UNREACHABLE, Api, ApiError, WatchExpired, said
 from everstep.kube.store import Key
 
 _LONGEST_PAUSE_S = 30.0
@@ -53,7 +53,7 @@ class Informer:
                     self._take(kind, found)
                 # The server ends a watch every few minutes. One that ends at once mustn't make us spin.
                 await asyncio.sleep(_BETWEEN_S)
-            except Gone:
+            except WatchExpired:
                 version = ""
                 pause = await _rest(pause)
             except ApiError as error:

@@ -65,7 +65,7 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
         return self.retry_s * random.uniform(1, 1 + _JITTER)
 
 
-class LeaseLost(Exception):
+class LeadershipLost(Exception):
     """Somebody else may be the operator now: nothing more may be written."""
 
 
@@ -73,7 +73,7 @@ class LeaseGone(Exception):
     """It isn't there any more, likely since its namespace is being deleted. It may be had again, or not."""
 
 
-class Lease:
+class LeaderLease:
     def __init__(self, api: Api, namespace: str, name: str, election: Election) -> None:
         self._api = api
         self.namespace = namespace
@@ -155,7 +155,7 @@ class Lease:
             except UNREACHABLE as error:
                 logger.warning("the lease can't be renewed: %s", said(error))
             if not self.valid:
-                raise LeaseLost(f"the lease in {self.namespace} couldn't be renewed in time")
+                raise LeadershipLost(f"the lease in {self.namespace} couldn't be renewed in time")
 
     async def _renew(self) -> None:
         try:
@@ -169,7 +169,7 @@ class Lease:
                 self._held = None
                 raise LeaseGone(f"the lease in {self.namespace} is gone") from error
             if (current.get("spec") or {}).get("holderIdentity") != self._identity:
-                raise LeaseLost(f"the lease in {self.namespace} was taken: {error}") from error
+                raise LeadershipLost(f"the lease in {self.namespace} was taken: {error}") from error
             await self._write(current)
 
     async def release(self) -> None:

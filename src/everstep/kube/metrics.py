@@ -30,7 +30,7 @@ class Readiness(Enum):
     CUT_OFF = "it has no lease, and can't see who has"
 
 
-class Metrics:
+class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         of = self.registry
@@ -91,18 +91,18 @@ class Metrics:
                     gauge.remove(*labels)
 
 
-class Observed(Protocol):
+class Measured(Protocol):
     """An operator, as far as it is looked at from outside."""
 
     @property
-    def metrics(self) -> Metrics: ...
+    def metrics(self) -> OperatorMetrics: ...
 
     @property
     def ready(self) -> Readiness: ...
 
 
 @contextlib.asynccontextmanager
-async def served(operator: Observed, port: int, address: str = "0.0.0.0") -> AsyncIterator[None]:
+async def served(operator: Measured, port: int, address: str = "0.0.0.0") -> AsyncIterator[None]:
     """``/metrics``; and for the kubelet ``/healthz``, which answers while the operator's loop turns, and
     ``/readyz``, which is well while this operator works, or stands by for the one that does.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 from everstep.kube import names
 from everstep.kube.api import Api, ApiError, clusters_path, patiently
-from everstep.kube.operator import Settings
+from everstep.kube.operator import OperatorSettings
 
 logger = logging.getLogger("everstep.kube")
 
@@ -21,7 +21,7 @@ class NotHere(Exception):
     """The operator can't, or must not, run here. Says what to do."""
 
 
-async def check(api: Api, settings: Settings) -> None:
+async def check(api: Api, settings: OperatorSettings) -> None:
     await patiently(lambda: _check_resource(api, settings))
     await patiently(lambda: _check_kuberay(api, settings))
 
@@ -40,7 +40,7 @@ async def foreign_definition(api: Api) -> str | None:
     return "KubeRay" if "controller-gen.kubebuilder.io/version" in annotations else "somebody else"
 
 
-async def _check_resource(api: Api, settings: Settings) -> None:
+async def _check_resource(api: Api, settings: OperatorSettings) -> None:
     try:
         await api.get(clusters_path(settings.namespaces[0] if settings.namespaces else None), {"limit": "1"})
     except ApiError as error:
@@ -57,7 +57,7 @@ async def _check_resource(api: Api, settings: Settings) -> None:
         ) from error
 
 
-async def _check_kuberay(api: Api, settings: Settings) -> None:
+async def _check_kuberay(api: Api, settings: OperatorSettings) -> None:
     try:
         deployments, _ = await api.list("/apis/apps/v1/deployments")
     except ApiError as error:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from everstep.kube import names
-from everstep.kube.actions import Tell
+from everstep.kube.actions import Announce
 from everstep.kube.api import (
     UNREACHABLE,
     Api,
@@ -30,9 +30,9 @@ from everstep.kube.api import (
 from everstep.kube.events import Events
 from everstep.kube.gangs import GANGS, served
 from everstep.kube.informer import Informer
-from everstep.kube.lease import Election, Lease, LeaseGone, LeaseLost
-from everstep.kube.metrics import Metrics, Readiness
-from everstep.kube.store import Key, Store
+from everstep.kube.lease import Election, LeaderLease, LeadershipLost, LeaseGone
+from everstep.kube.metrics import OperatorMetrics, Readiness
+from everstep.kube.store import Key, ObjectCache
 from everstep.kube.strangers import Strangers
 from everstep.kube.tending import Tending
 
@@ -43,7 +43,7 @@ _AGAIN_S = 2.0
 logger = logging.getLogger("everstep.kube")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[str, ...] = ()
     """Those that are watched; none means all."""
     all_clusters: bool = False
@@ -68,15 +68,15 @@ def is_held_by_kuberay(raw: Mapping[str, Any]) -> bool:
 
 
 class Operator:
-    def __init__(self, api: Api, settings: Settings) -> None:
+    def __init__(self, api: Api, settings: OperatorSettings) -> None:
         self._api = api
-        self.metrics = Metrics()
+        self.metrics = OperatorMetrics()
         api.on_answer = self.metrics.called
         self._settings = settings
-        self._store = Store()
+        self._store = ObjectCache()
         self._events = Events(api)
-        self._leases: dict[str, Lease] = {}
-        self._known: list[Lease] = []
+        self._leases: dict[str, LeaderLease] = {}
+        self._known: list[LeaderLease] = []
         """Also those that are only waited for."""
         self._gates: dict[str, asyncio.Lock] = {}
         self._informers: dict[str | None, list[Informer]] = {}
@@ -154,7 +154,7 @@ class Operator:
                 await lease.ours.wait()
 
     async def _acquire(self, what: str, namespace: str, name: str) -> None:
-        lease = Lease(self._api, namespace, name, self._settings.election)
+        lease = LeaderLease(self._api, namespace, name, self._settings.election)
         self._known.append(lease)
         try:
             await lease.acquire()
@@ -166,14 +166,14 @@ class Operator:
         self._leases[what] = lease
         self._tasks.create_task(self._keep(what, lease))
 
-    async def _keep(self, what: str, lease: Lease) -> None:
+    async def _keep(self, what: str, lease: LeaderLease) -> None:
         """For as long as it can be had. Without it nothing is written; with it again, all is looked at anew,
         since somebody else may have been here meanwhile.
         """
         while True:
             try:
                 await lease.keep()
-            except LeaseLost as error:
+            except LeadershipLost as error:
                 logger.error("%s: nothing more is written until it is back", error)
             except LeaseGone as error:
                 logger.warning("%s", error)
@@ -246,7 +246,7 @@ class Operator:
         except ApiError as error:
             logger.warning("nodes can't be watched, so that their end is heard of late: %s", error.message)
 
-    async def _regain(self, lease: Lease) -> None:
+    async def _regain(self, lease: LeaderLease) -> None:
         while True:
             try:
                 return await lease.acquire()
@@ -339,7 +339,7 @@ class Operator:
         )
         try:
             await self.hold(meta["namespace"])
-            await self._events.tell(raw, Tell(True, "RedisNotCleaned", message))
+            await self._events.tell(raw, Announce(True, "RedisNotCleaned", message))
             await self._api.patch(clusters_path(meta["namespace"], meta["name"]), change)
         except (ApiError, LeaseGone, *UNREACHABLE) as error:
             logger.warning("%s/%s: %s", meta["namespace"], meta["name"], said(error))
@@ -349,7 +349,7 @@ class Operator:
             raise LeaseGone(f"the lease in {namespace} is gone")
         for lease in (self._leases[namespace], self._leases.get(_EVERYWHERE)):
             if lease is not None and not (lease.valid and lease.ours.is_set()):
-                raise LeaseLost(f"the lease in {lease.namespace} has run out")
+                raise LeadershipLost(f"the lease in {lease.namespace} has run out")
 
     def ours(self, key: Key) -> Mapping[str, Any] | None:
         raw = self._store.clusters.get(key)
@@ -370,7 +370,7 @@ class Operator:
         return self._api
 
     @property
-    def store(self) -> Store:
+    def store(self) -> ObjectCache:
         return self._store
 
     @property

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 
 from everstep.kube import fields, gangs, names
-from everstep.kube.fields import Verdict
+from everstep.kube.fields import Parity
 
 
 class Row(msgspec.Struct, frozen=True):
     name: str
-    verdict: Verdict = Verdict.SAME
+    verdict: Parity = Parity.SAME
     why: str = ""
 
 
-_S, _D, _I = Verdict.SAME, Verdict.DIFFERENT, Verdict.IGNORED
+_S, _D, _I = Parity.SAME, Parity.DIFFERENT, Parity.IGNORED
 _OURS = "ours"
 _SERVES = "only of RayServices, which aren't run"
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from everstep import __version__
 from everstep.kube import farewell, gangs, headstate, names, quantities, raystart, services, sidecar
 from everstep.kube.containers import add_env, add_ports, add_probes, field, set_env, share_memory
-from everstep.kube.spec import Cluster, GroupSpec, HeadSpec, Manifest
+from everstep.kube.spec import ClusterSpec, GroupSpec, HeadSpec, Manifest
 
 _ULIMIT = "ulimit -n ${RAY_START_ULIMIT_OPEN_FILES:-65536}"
 # Pod types that GKE's accelerators have in Ray's node labels, with the cores that count in one chip.
@@ -27,7 +27,7 @@ _GENERATIONS = {
 }
 
 
-def head_pod(cluster: Cluster, name: str) -> Manifest:
+def head_pod(cluster: ClusterSpec, name: str) -> Manifest:
     head = cluster.head
     pod = _pod(cluster, head, name, names.HEAD, names.HEAD_GROUP)
     ray = pod["spec"]["containers"][0]
@@ -47,7 +47,7 @@ def head_pod(cluster: Cluster, name: str) -> Manifest:
 
 
 def worker_pod(
-    cluster: Cluster,
+    cluster: ClusterSpec,
     group: GroupSpec,
     name: str,
     replica: str,
@@ -94,7 +94,9 @@ def worker_pod(
     return pod
 
 
-def _pod(cluster: Cluster, member: HeadSpec | GroupSpec, name: str, node_type: str, group: str) -> Manifest:
+def _pod(
+    cluster: ClusterSpec, member: HeadSpec | GroupSpec, name: str, node_type: str, group: str
+) -> Manifest:
     meta = member.template.get("metadata") or {}
     given = names.labels(cluster.name, node_type)
     return {
@@ -121,7 +123,7 @@ def _pod(cluster: Cluster, member: HeadSpec | GroupSpec, name: str, node_type: s
 
 
 def _run_ray(
-    cluster: Cluster, member: HeadSpec | GroupSpec, pod: Manifest, command: str, head_host: str
+    cluster: ClusterSpec, member: HeadSpec | GroupSpec, pod: Manifest, command: str, head_host: str
 ) -> None:
     """Has the first container run Ray, with all that Ray and those around it expect to find there."""
     spec, ray = pod["spec"], pod["spec"]["containers"][0]
@@ -157,7 +159,7 @@ def _run_ray(
         ray["args"] = [f"{own} && {_ULIMIT}; {command}" if own else f"{_ULIMIT}; {command}"]
 
 
-def _keeps_its_command(cluster: Cluster, pod: Manifest) -> bool:
+def _keeps_its_command(cluster: ClusterSpec, pod: Manifest) -> bool:
     said: Mapping[str, str] = {**pod["metadata"]["annotations"], **cluster.annotations}
     return said.get(names.OVERWRITE_COMMAND, "").lower() == "true"
 
@@ -203,7 +205,7 @@ def _speaks_tpu(group: GroupSpec) -> bool:
     return _has_tpu(group) or (group.num_of_hosts > 1 and not any(map(raystart.is_gpu, asked)))
 
 
-def _wait_for_head(cluster: Cluster, ray: Manifest) -> Manifest:
+def _wait_for_head(cluster: ClusterSpec, ray: Manifest) -> Manifest:
     address = f"{cluster.head_host}:{cluster.head.port}"
     waiting = {
         "name": "wait-gcs-ready",

@@ -25,6 +25,7 @@ import msgspec
 from everstep.kube import gangs, headstate, names, pods as build, services, setbacks, sidecar
 from everstep.kube.actions import (
     Action,
+    Announce,
     ChangeService,
     CreateHead,
     CreatePodGroup,
@@ -35,11 +36,10 @@ from everstep.kube.actions import (
     LabelPod,
     Plan,
     Remember,
-    Tell,
 )
-from everstep.kube.replicas import PATIENCE_S, Members, Replica, State, adopted, is_stuck, members
-from everstep.kube.setbacks import Failure, Failures, Refusal, remembered
-from everstep.kube.spec import Cluster, GroupSpec, Upgrade
+from everstep.kube.replicas import PATIENCE_S, Members, Replica, ReplicaState, adopted, is_stuck, members
+from everstep.kube.setbacks import ApiRefusal, Failures, ReplicaFailure, remembered
+from everstep.kube.spec import ClusterSpec, GroupSpec, Upgrade
 from everstep.kube.view import PodView, ServiceView
 
 HALF_BOUND_S = 900.0
@@ -54,7 +54,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     pods: Sequence[PodView]
     services: Mapping[str, ServiceView] = {}
     """By name."""
-    refusals: Mapping[str, Refusal] = {}
+    refusals: Mapping[str, ApiRefusal] = {}
     """By what was refused, as ``setbacks`` names it."""
     failures: Failures = {}
     served: frozenset[str] = frozenset()
@@ -67,12 +67,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """Places, by group and index, whose replicas have lately gone."""
 
 
-def reconcile(cluster: Cluster, seen: Observed, now: float) -> Plan:
+def reconcile(cluster: ClusterSpec, seen: Observed, now: float) -> Plan:
     return _Reconciliation(cluster, seen, now).plan()
 
 
 class _Reconciliation:
-    def __init__(self, cluster: Cluster, seen: Observed, now: float) -> None:
+    def __init__(self, cluster: ClusterSpec, seen: Observed, now: float) -> None:
         self.cluster = cluster
         self.seen = seen
         self.now = now
@@ -148,7 +148,9 @@ class _Reconciliation:
             if why:
                 yield from self._remember(names.HEAD_GROUP, 0, pod.name, "" if pod.node_lost else pod.broken)
                 deletion = list(self._delete(pod, why))
-                yield from (Tell(True, "HeadReplaced", f"head {pod.name}: {why}", pod.name) for _ in deletion)
+                yield from (
+                    Announce(True, "HeadReplaced", f"head {pod.name}: {why}", pod.name) for _ in deletion
+                )
                 yield from deletion
             elif pod is not live[0]:
                 yield from self._delete(pod, f"{live[0].name} is the head already")
@@ -223,7 +225,7 @@ class _Reconciliation:
         suspended = self.suspended or group.suspend
         surplus = len(healthy) - max(0, room)
         if surplus > 0 and (suspended or not self.cluster.autoscaling):
-            healthy.sort(key=lambda replica: (replica.state is not State.READY, replica.index))
+            healthy.sort(key=lambda replica: (replica.state is not ReplicaState.READY, replica.index))
             why = "suspended" if suspended else f"{room} replicas are wanted"
             doomed += [(replica, why) for replica in healthy[-surplus:]]
             del healthy[-surplus:]
@@ -240,10 +242,10 @@ class _Reconciliation:
         """
         why = {replica.name: self._changed(group, replica) for replica in healthy}
         old = [replica for replica in healthy if why[replica.name]]
-        at_work = [replica for replica in old if replica.state is State.READY]
-        idle = [replica for replica in old if replica.state is not State.READY]
+        at_work = [replica for replica in old if replica.state is ReplicaState.READY]
+        idle = [replica for replica in old if replica.state is not ReplicaState.READY]
         if self.cluster.upgrade is not Upgrade.RECREATE:
-            away = sum(replica.state is not State.READY for replica in healthy) - len(idle)
+            away = sum(replica.state is not ReplicaState.READY for replica in healthy) - len(idle)
             room = 0 if idle or not undisturbed else max(0, self.cluster.max_unavailable - away)
             at_work = at_work[:room]
         for replica in (*idle, *at_work):
@@ -286,9 +288,9 @@ class _Reconciliation:
                 later = failure.retry_at - self.now
                 why += f" (failure {failure.attempts} in a row; the next comes in {later:.0f} s)"
             what = f"replica {replica.index} of {group.name} ({replica.name})"
-            broken = replica.state is State.DEGRADED
+            broken = replica.state is ReplicaState.DEGRADED
             reason = "ReplicaReplaced" if broken else "ReplicaDeleted"
-            yield Tell(broken, reason, f"{what} is deleted whole: {why}", replica.name, group.name)
+            yield Announce(broken, reason, f"{what} is deleted whole: {why}", replica.name, group.name)
         yield from deletions
 
     def _delete(self, pod: PodView, why: str) -> Iterator[Action]:
@@ -308,7 +310,7 @@ class _Reconciliation:
         before = self.failures.get((group, index))
         if not fault or (before is not None and before.replica == replica):
             return
-        failure = self.failures[group, index] = Failure(
+        failure = self.failures[group, index] = ReplicaFailure(
             group=group,
             index=index,
             replica=replica,
@@ -345,7 +347,7 @@ class _Reconciliation:
         refusal = self.seen.refusals.get(what)
         return refusal is None or self._is_due(refusal)
 
-    def _is_due(self, setback: Refusal | Failure) -> bool:
+    def _is_due(self, setback: ApiRefusal | ReplicaFailure) -> bool:
         if setback.generation != self.cluster.generation or self.now >= setback.retry_at:
             return True
         self.wake.append(setback.retry_at)

@@ -16,7 +16,7 @@ PATIENCE_S = 15.0
 """How long past its grace a Pod that was told to leave still counts as leaving. Then it is stuck."""
 
 
-class State(Enum):
+class ReplicaState(Enum):
     """A replica's life."""
 
     PENDING = "Pending"
@@ -32,7 +32,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int
     """How many it was made with."""
     pods: tuple[PodView, ...]
-    state: State
+    state: ReplicaState
     reason: str = ""
     fault: str = ""
     template: str | None = None
@@ -42,13 +42,13 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> bool:
         """All of its hosts are there, and none is broken or leaving."""
-        return self.state in (State.PENDING, State.CREATING, State.READY)
+        return self.state in (ReplicaState.PENDING, ReplicaState.CREATING, ReplicaState.READY)
 
     @property
     def half_bound(self) -> bool:
         """Some of its hosts have a node, and others wait for one."""
         bound = sum(pod.scheduled for pod in self.pods)
-        return self.state is State.PENDING and 0 < bound < len(self.pods)
+        return self.state is ReplicaState.PENDING and 0 < bound < len(self.pods)
 
     def holds_its_place(self, now: float, undeletable: Container[str]) -> bool:
         """Whether its Pods, on their way out, will be gone soon enough to be waited for."""
@@ -105,29 +105,29 @@ def _replica(group: GroupSpec, name: str, index: int, pods: list[PodView]) -> Re
     )
 
 
-def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[State, str]:
+def _state(group: GroupSpec, hosts: int, pods: Sequence[PodView]) -> tuple[ReplicaState, str]:
     leaving = [pod for pod in pods if pod.leaving is not None]
     if len(leaving) == len(pods):
-        return State.REPLACING, f"waiting for {_list(pod.name for pod in leaving)} to be gone"
+        return ReplicaState.REPLACING, f"waiting for {_list(pod.name for pod in leaving)} to be gone"
     if leaving:
-        return State.DEGRADED, f"{_list(pod.name for pod in leaving)} is being deleted"
+        return ReplicaState.DEGRADED, f"{_list(pod.name for pod in leaving)} is being deleted"
     for pod in pods:
         why = "its node is lost" if pod.node_lost else pod.going or _fault(group, hosts, pod)
         if why:
-            return State.DEGRADED, f"{pod.name}: {why}"
+            return ReplicaState.DEGRADED, f"{pod.name}: {why}"
     present = [pod.host for pod in pods]
     if present != list(range(hosts)):
         missing = sorted(set(range(hosts)) - set(present))
         if missing:
-            return State.DEGRADED, f"host {_list(str(host) for host in missing)} of {hosts} is missing"
-        return State.DEGRADED, f"more Pods than its {hosts} hosts: {_list(pod.name for pod in pods)}"
+            return ReplicaState.DEGRADED, f"host {_list(str(host) for host in missing)} of {hosts} is missing"
+        return ReplicaState.DEGRADED, f"more Pods than its {hosts} hosts: {_list(pod.name for pod in pods)}"
     if all(pod.ready for pod in pods):
-        return State.READY, ""
+        return ReplicaState.READY, ""
     waiting = next(pod for pod in pods if not pod.ready)
     unscheduled = next((pod for pod in pods if not pod.scheduled), None)
     if unscheduled is not None:
-        return State.PENDING, f"{unscheduled.name}: {unscheduled.waiting_for or 'not on a node yet'}"
-    return State.CREATING, f"{waiting.name}: {waiting.waiting_for or 'not ready yet'}"
+        return ReplicaState.PENDING, f"{unscheduled.name}: {unscheduled.waiting_for or 'not on a node yet'}"
+    return ReplicaState.CREATING, f"{waiting.name}: {waiting.waiting_for or 'not ready yet'}"
 
 
 def _fault(group: GroupSpec, hosts: int, pod: PodView) -> str:

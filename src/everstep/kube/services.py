@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.kube import names
-from everstep.kube.spec import Cluster, HeadSpec, Manifest
+from everstep.kube.spec import ClusterSpec, HeadSpec, Manifest
 from everstep.kube.view import ServiceView
 
 _PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080, "serve": 8000}
@@ -31,11 +31,11 @@ def head_ports(head: HeadSpec) -> dict[str, int]:
     return {name: moved.get(name) or port for name, port in _PORTS.items()}
 
 
-def wanted(cluster: Cluster) -> list[Manifest]:
+def wanted(cluster: ClusterSpec) -> list[Manifest]:
     return [head_service(cluster), *([headless_service(cluster)] if cluster.needs_headless_service else [])]
 
 
-def head_service(cluster: Cluster) -> Manifest:
+def head_service(cluster: ClusterSpec) -> Manifest:
     head = cluster.head
     given = copy.deepcopy(head.service)
     meta, spec = given.get("metadata") or {}, given.get("spec") or {}
@@ -64,7 +64,7 @@ def head_service(cluster: Cluster) -> Manifest:
     }
 
 
-def headless_service(cluster: Cluster) -> Manifest:
+def headless_service(cluster: ClusterSpec) -> Manifest:
     """Gives each host of a slice a name that stays the same when the slice is replaced."""
     return {
         "apiVersion": "v1",

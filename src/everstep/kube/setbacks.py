@@ -44,7 +44,7 @@ def of_growth(group: str) -> str:
     return f"Group/{group}"
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class ApiRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """The API server wouldn't have it, or didn't answer."""
 
     reason: str
@@ -70,7 +70,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return not self.passing or self.attempts >= _TOLD_AFTER
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A replica whose containers failed: replaced at once the first time, and later each time after that."""
 
     group: str
@@ -94,9 +94,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return self.at + STEADY_S
 
 
-Failures = Mapping[tuple[str, int], Failure]
+Failures = Mapping[tuple[str, int], ReplicaFailure]
 """By group and index."""
 
 
-def remembered(failures: Failures, now: float) -> dict[tuple[str, int], Failure]:
+def remembered(failures: Failures, now: float) -> dict[tuple[str, int], ReplicaFailure]:
     return {place: failure for place, failure in failures.items() if now < failure.forgotten_at}

@@ -6,7 +6,7 @@ from typing import Any
 
 from everstep.kube import names
 from everstep.kube.containers import field, set_env, share_folder
-from everstep.kube.spec import Cluster, Manifest
+from everstep.kube.spec import ClusterSpec, Manifest
 
 _LOGS = "/tmp/ray"
 _DEFAULT_RESOURCES = {
@@ -16,7 +16,7 @@ _DEFAULT_RESOURCES = {
 _RBAC = "rbac.authorization.k8s.io"
 
 
-def add(cluster: Cluster, pod: Manifest) -> None:
+def add(cluster: ClusterSpec, pod: Manifest) -> None:
     """Has the autoscaler run in the head's Pod."""
     spec, ray = pod["spec"], pod["spec"]["containers"][0]
     spec["restartPolicy"] = "Never"
@@ -27,7 +27,7 @@ def add(cluster: Cluster, pod: Manifest) -> None:
     spec["containers"].append(_container(cluster, ray))
 
 
-def _container(cluster: Cluster, ray: Manifest) -> Manifest:
+def _container(cluster: ClusterSpec, ray: Manifest) -> Manifest:
     options = cluster.autoscaler
     start = (
         "ray kuberay-autoscaler --cluster-name $(RAY_CLUSTER_NAME) "
@@ -70,7 +70,7 @@ def _container(cluster: Cluster, ray: Manifest) -> Manifest:
     return container
 
 
-def account(cluster: Cluster) -> tuple[Manifest, ...]:
+def account(cluster: ClusterSpec) -> tuple[Manifest, ...]:
     """The autoscaler's account, unless the head has one of its own, and the least that it needs."""
     if not cluster.autoscaling:
         return ()

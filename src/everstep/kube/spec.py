@@ -107,7 +107,7 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of one token, those of Kubernetes' accounts."""
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     uid: str
@@ -153,12 +153,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return any(group.num_of_hosts > 1 for group in self.groups)
 
 
-def parse(raw: Mapping[str, Any]) -> Cluster:
+def parse(raw: Mapping[str, Any]) -> ClusterSpec:
     meta, spec = raw["metadata"], _without_nulls(raw["spec"])
     annotations = meta.get("annotations") or {}
     suspend = bool(spec.get("suspend"))
     head = spec["headGroupSpec"]
-    return Cluster(
+    return ClusterSpec(
         name=meta["name"],
         namespace=meta["namespace"],
         uid=meta["uid"],

@@ -12,11 +12,11 @@ from typing import Any
 
 from everstep.kube import gangs, quantities
 from everstep.kube.conditions import conditions, invalid_spec, stamp
-from everstep.kube.facts import Facts
+from everstep.kube.facts import ClusterFacts
 from everstep.kube.reconcile import Observed
-from everstep.kube.replicas import Replica, State
-from everstep.kube.setbacks import Failure, Refusal, remembered
-from everstep.kube.spec import Cluster, GroupSpec
+from everstep.kube.replicas import Replica, ReplicaState
+from everstep.kube.setbacks import ApiRefusal, ReplicaFailure, remembered
+from everstep.kube.spec import ClusterSpec, GroupSpec
 from everstep.kube.validation import Problem
 from everstep.kube.view import time_of
 
@@ -30,9 +30,9 @@ Status = dict[str, Any]
 
 
 def describe(
-    cluster: Cluster, seen: Observed, unsupported: Sequence[str], before: Mapping[str, Any], now: float
+    cluster: ClusterSpec, seen: Observed, unsupported: Sequence[str], before: Mapping[str, Any], now: float
 ) -> Status:
-    facts = Facts(cluster, seen, unsupported, before, now)
+    facts = ClusterFacts(cluster, seen, unsupported, before, now)
     groups = [_group(facts, group) for group in cluster.groups]
     status: Status = {
         "observedGeneration": cluster.generation,
@@ -65,10 +65,10 @@ def refuse(problems: Sequence[Problem], generation: int, before: Mapping[str, An
     return _dated(status, before, now)
 
 
-def refusals(status: Mapping[str, Any]) -> dict[str, Refusal]:
+def refusals(status: Mapping[str, Any]) -> dict[str, ApiRefusal]:
     """What the API server refused before, as the status remembers it."""
     return {
-        refused["name"]: Refusal(
+        refused["name"]: ApiRefusal(
             reason=refused["reason"],
             message=refused["message"],
             attempts=refused["attempts"],
@@ -81,15 +81,15 @@ def refusals(status: Mapping[str, Any]) -> dict[str, Refusal]:
     }
 
 
-def failures(status: Mapping[str, Any]) -> dict[tuple[str, int], Failure]:
+def failures(status: Mapping[str, Any]) -> dict[tuple[str, int], ReplicaFailure]:
     """Which replicas failed before, as the status remembers it."""
     return {
-        (failed["group"], failed["index"]): Failure(**{**failed, "at": time_of(failed["at"]) or 0.0})
+        (failed["group"], failed["index"]): ReplicaFailure(**{**failed, "at": time_of(failed["at"]) or 0.0})
         for failed in status.get("failing") or ()
     }
 
 
-def _state(facts: Facts) -> Status:
+def _state(facts: ClusterFacts) -> Status:
     """One of those that KubeRay has, and Kueue reads: ready, suspended, failed, or none yet.
 
     A cluster that was ready stays so until it is suspended: to Kueue, one that isn't has
@@ -110,7 +110,7 @@ def _transitions(state: str, before: Mapping[str, Any], now: float) -> dict[str,
     return known if before.get("state") == state and state in known else {**known, state: stamp(now)}
 
 
-def _counts(facts: Facts) -> Status:
+def _counts(facts: ClusterFacts) -> Status:
     groups = facts.cluster.groups
     workers = [pod for pods in facts.workers.values() for pod in pods if pod.leaving is None]
     most = sum(group.max_replicas * group.num_of_hosts for group in groups)
@@ -123,7 +123,7 @@ def _counts(facts: Facts) -> Status:
     }
 
 
-def _resources(cluster: Cluster) -> Status:
+def _resources(cluster: ClusterSpec) -> Status:
     """What all Pods of the spec ask for, the head's among them."""
     total = quantities.total(
         [
@@ -134,7 +134,7 @@ def _resources(cluster: Cluster) -> Status:
     return {f"desired{kind}": amount for kind, amount in total.items()}
 
 
-def _head(facts: Facts) -> Status:
+def _head(facts: ClusterFacts) -> Status:
     head = facts.head
     service = facts.seen.services.get(facts.cluster.head_service)
     ip = head.ip if head else ""
@@ -148,7 +148,7 @@ def _head(facts: Facts) -> Status:
     }
 
 
-def _endpoints(facts: Facts) -> dict[str, str]:
+def _endpoints(facts: ClusterFacts) -> dict[str, str]:
     service = facts.seen.services.get(facts.cluster.head_service)
     return {
         str(port["name"]): str(port.get("nodePort") or port.get("targetPort") or port["port"])
@@ -157,7 +157,7 @@ def _endpoints(facts: Facts) -> dict[str, str]:
     }
 
 
-def _setbacks(facts: Facts) -> Status:
+def _setbacks(facts: ClusterFacts) -> Status:
     refused = [
         {"name": name, **_refusal(refusal)} for name, refusal in facts.seen.refusals.items() if refusal.lasts
     ]
@@ -169,13 +169,13 @@ def _setbacks(facts: Facts) -> Status:
     }
 
 
-def _group(facts: Facts, group: GroupSpec) -> Status:
+def _group(facts: ClusterFacts, group: GroupSpec) -> Status:
     found = facts.members[group.name]
     was: Mapping[str, Any] = next(
         (g for g in facts.before.get("groups") or () if g.get("name") == group.name), {}
     )
     since = {(r["name"], r["state"]): r["since"] for r in was.get("replicas") or ()}
-    unready = [replica for replica in found.replicas if replica.state is not State.READY]
+    unready = [replica for replica in found.replicas if replica.state is not ReplicaState.READY]
     status: Status = {
         "name": group.name,
         "desired": facts.desired(group.name),
@@ -201,7 +201,7 @@ def _replica(replica: Replica, since: Mapping[tuple[str, str], str], now: float)
     }
 
 
-def _refusal(refusal: Refusal) -> Status:
+def _refusal(refusal: ApiRefusal) -> Status:
     return {
         "reason": refusal.reason,
         "message": refusal.message[:1000],
@@ -213,7 +213,7 @@ def _refusal(refusal: Refusal) -> Status:
     }
 
 
-def _failure(failure: Failure) -> Status:
+def _failure(failure: ReplicaFailure) -> Status:
     return {
         "group": failure.group,
         "index": failure.index,

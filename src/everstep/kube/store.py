@@ -28,7 +28,7 @@ _MOST_BURIED = 20_000
 """Answers about those that went before them have long come."""
 
 
-class Store:
+class ObjectCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._vacated: dict[Key, dict[tuple[str, int], float]] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from everstep.kube import names
-from everstep.kube.actions import Tell
+from everstep.kube.actions import Announce
 from everstep.kube.api import UNREACHABLE, Api, ApiError, said
 from everstep.kube.events import Events
 from everstep.kube.informer import Informer
@@ -83,6 +83,6 @@ class Strangers:
         )
         about = {"apiVersion": f"{names.GROUP}/{names.VERSION}", "kind": kind, **found}
         try:
-            await self._events.tell_once(about, Tell(True, "NotSupported", message))
+            await self._events.tell_once(about, Announce(True, "NotSupported", message))
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("no event could be written for %s: %s", found["metadata"]["name"], said(error))

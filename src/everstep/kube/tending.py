@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.kube import actions, grouplabels, names, status as describing
-from everstep.kube.actions import Action, CreateReplica, Plan, Tell
+from everstep.kube.actions import Action, Announce, CreateReplica, Plan
 from everstep.kube.api import (
     UNREACHABLE,
     ApiError,
@@ -26,19 +26,19 @@ from everstep.kube.api import (
 )
 from everstep.kube.facts import holds
 from everstep.kube.headstate import TOKEN_KEY
-from everstep.kube.lease import LeaseGone, LeaseLost
+from everstep.kube.lease import LeadershipLost, LeaseGone
 from everstep.kube.nodes import on_nodes
 from everstep.kube.reconcile import Observed, reconcile
 from everstep.kube.setbacks import (
     HEAD,
-    Failure,
-    Refusal,
+    ApiRefusal,
+    ReplicaFailure,
     of_pod,
     of_pod_group,
     of_service,
     remembered,
 )
-from everstep.kube.spec import Cluster, Manifest, parse
+from everstep.kube.spec import ClusterSpec, Manifest, parse
 from everstep.kube.store import Key
 from everstep.kube.validation import problems, unsupported
 from everstep.kube.view import owner_of
@@ -75,15 +75,15 @@ class Tending:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         """Its own: requests that hang here are nobody else's trouble."""
         self._uid = ""
-        self._refusals: dict[str, Refusal] = {}
-        self._failures: dict[tuple[str, int], Failure] = {}
+        self._refusals: dict[str, ApiRefusal] = {}
+        self._failures: dict[tuple[str, int], ReplicaFailure] = {}
         self._look_at: float | None = None
         """When what is known of nodes may mean something else."""
         self._written: Mapping[str, Any] | None = None
         """The status as it was last sent."""
         self._acknowledged: Mapping[str, Any] = {}
         """And as it was kept: another CRD may not keep all of it."""
-        self._made: list[Tell] = []
+        self._made: list[Announce] = []
         """What was created, for people to read of."""
 
     async def run(self) -> None:
@@ -101,7 +101,7 @@ class Tending:
                 wake_at = await self._once(raw) if raw is not None else 0.0
                 pause = 0.0
                 continue
-            except (ApiError, LeaseGone, LeaseLost, *UNREACHABLE) as error:
+            except (ApiError, LeaseGone, LeadershipLost, *UNREACHABLE) as error:
                 logger.warning("%s/%s: %s", *self._key, said(error))
             except Exception:
                 # A bug, and the trouble of this cluster: the others go on.
@@ -144,7 +144,9 @@ class Tending:
         if wrong:
             refused = describing.refuse(wrong, generation, before, time.time())
             if refused["reason"] != before.get("reason"):
-                await self._operator.events.tell(raw, Tell(True, "InvalidRayClusterSpec", refused["reason"]))
+                await self._operator.events.tell(
+                    raw, Announce(True, "InvalidRayClusterSpec", refused["reason"])
+                )
             await self._say(refused)
             return None
         raw = await self._label_groups(raw)
@@ -192,10 +194,10 @@ class Tending:
             vacated=store.vacated(self._key),
         )
 
-    async def _carry_out(self, cluster: Cluster, raw: Mapping[str, Any], plan: Plan) -> None:
+    async def _carry_out(self, cluster: ClusterSpec, raw: Mapping[str, Any], plan: Plan) -> None:
         """All of it, whatever becomes of its parts."""
         for action in plan.actions:
-            if isinstance(action, Tell) and action.reason == "ReplicaReplaced":
+            if isinstance(action, Announce) and action.reason == "ReplicaReplaced":
                 self._operator.metrics.replaced(self._key, action.group)
         others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
         await _all(self._do(cluster, raw, action) for action in others)
@@ -223,7 +225,7 @@ class Tending:
         await _all(self._operator.events.tell(raw, note) for note in notes)
 
     def _created(self, reason: str, what: str, name: str) -> None:
-        self._made.append(Tell(False, reason, f"Created {what} {self._namespace}/{name}", name))
+        self._made.append(Announce(False, reason, f"Created {what} {self._namespace}/{name}", name))
 
     def _is_current(self, raw: Mapping[str, Any]) -> bool:
         now = self._operator.ours(self._key)
@@ -231,10 +233,10 @@ class Tending:
             now["metadata"].get(key) == raw["metadata"].get(key) for key in ("uid", "generation")
         )
 
-    async def _do(self, cluster: Cluster, raw: Mapping[str, Any], action: Action) -> None:
+    async def _do(self, cluster: ClusterSpec, raw: Mapping[str, Any], action: Action) -> None:
         async with self._slots:
             match action:
-                case Tell():
+                case Announce():
                     await self._operator.events.tell(raw, action)
                 case actions.Remember(failure=failure):
                     self._failures[failure.group, failure.index] = failure
@@ -265,7 +267,7 @@ class Tending:
                     raise AssertionError("replicas are made one after the other")
 
     async def _try(
-        self, cluster: Cluster, raw: Mapping[str, Any], what: str, told: str, doing: Awaitable[None]
+        self, cluster: ClusterSpec, raw: Mapping[str, Any], what: str, told: str, doing: Awaitable[None]
     ) -> None:
         """What fails is tried again later, and is nobody else's trouble."""
         try:
@@ -331,7 +333,9 @@ class Tending:
         await self._create_pod(action.manifest)
         self._created("CreatedHeadPod", "head Pod", action.manifest["metadata"]["name"])
 
-    async def _create_replica(self, cluster: Cluster, raw: Mapping[str, Any], action: CreateReplica) -> bool:
+    async def _create_replica(
+        self, cluster: ClusterSpec, raw: Mapping[str, Any], action: CreateReplica
+    ) -> bool:
         """All of its Pods. If one can't be had, those that could are given back."""
         logger.info(
             "%s/%s: creating replica %d of %s, %s", *self._key, action.index, action.group, action.name
@@ -381,7 +385,7 @@ class Tending:
 
     async def _refused(
         self,
-        cluster: Cluster,
+        cluster: ClusterSpec,
         raw: Mapping[str, Any],
         what: str,
         told: str,
@@ -390,7 +394,7 @@ class Tending:
     ) -> None:
         before = self._refusals.get(what)
         message = error.message if isinstance(error, ApiError) else said(error)
-        refusal = self._refusals[what] = Refusal(
+        refusal = self._refusals[what] = ApiRefusal(
             reason="QuotaExceeded" if "exceeded quota" in message else "Refused",
             message=message,
             attempts=before.attempts + 1 if before else 1,
@@ -403,7 +407,7 @@ class Tending:
         if refusal.lasts:
             after = refusal.retry_at - refusal.at
             note = f"{told} is refused: {message}; again in {after:.0f} s"
-            await self._operator.events.tell(raw, Tell(True, refusal.reason, note, what))
+            await self._operator.events.tell(raw, Announce(True, refusal.reason, note, what))
 
     async def _delete(self, name: str, uid: str) -> None:
         self._operator.may_write(self._namespace)
@@ -469,12 +473,12 @@ async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
-def _created_workers(group: str, replicas: Sequence[CreateReplica]) -> Tell:
+def _created_workers(group: str, replicas: Sequence[CreateReplica]) -> Announce:
     """One event for all that a group got at once: a thousand Pods are not worth a thousand of them."""
     pods = [pod for replica in replicas for pod in replica.pods]
     indices = ", ".join(str(replica.index) for replica in replicas)
     message = f"Created {len(pods)} worker Pods of {group}, replicas {indices}: {', '.join(pods)}"
-    return Tell(False, "CreatedWorkerPod", message, group, group)
+    return Announce(False, "CreatedWorkerPod", message, group, group)
 
 
 def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

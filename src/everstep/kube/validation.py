@@ -82,7 +82,7 @@ def unsupported(raw: Mapping[str, Any]) -> list[str]:
     ]
     for path, listed, value in fields.found(raw.get("spec") or {}):
         field = fields.BY_PATH.get(listed)
-        if field is None or (field.verdict is fields.Verdict.IGNORED and value != field.idle):
+        if field is None or (field.verdict is fields.Parity.IGNORED and value != field.idle):
             paths.append(f"spec.{path}")
     service = ((raw.get("spec") or {}).get("headGroupSpec") or {}).get("headService") or {}
     known = ("labels", "annotations", "creationTimestamp", "name", "namespace")
@@ -98,7 +98,7 @@ def _refused(spec: Mapping[str, Any]) -> Iterator[Problem]:
     """What asks for protection that isn't given: a cluster without it isn't the one that was asked for."""
     for path, listed, value in fields.found(spec):
         field = fields.BY_PATH.get(listed)
-        if field is not None and field.verdict is fields.Verdict.REFUSED and value not in (None, field.idle):
+        if field is not None and field.verdict is fields.Parity.REFUSED and value not in (None, field.idle):
             yield Problem(f"spec.{path}", "isn't supported, and it protects something", field.why)
 
 

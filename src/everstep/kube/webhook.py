@@ -19,7 +19,7 @@ from aiohttp import web
 
 from everstep.kube import names
 from everstep.kube.api import Api, ApiError, patiently
-from everstep.kube.operator import Settings, is_claimed
+from everstep.kube.operator import OperatorSettings, is_claimed
 from everstep.kube.validation import problems, unsupported
 
 PATH = "/validate"
@@ -48,7 +48,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
         return [(self.url or "").removeprefix("https://").partition("/")[0].partition(":")[0] or "localhost"]
 
 
-def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def review(request: Mapping[str, Any], settings: OperatorSettings) -> dict[str, Any]:
     """The answer to one AdmissionReview."""
     cluster, before = request.get("object") or {}, request.get("oldObject")
     answer: dict[str, Any] = {"uid": request["uid"], "allowed": True}
@@ -70,7 +70,7 @@ def review(request: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def served(webhook: Webhook, api: Api, settings: Settings) -> AsyncIterator[None]:
+async def served(webhook: Webhook, api: Api, settings: OperatorSettings) -> AsyncIterator[None]:
     """Listens, and has the API server ask us."""
 
     async def validate(request: web.Request) -> web.Response:
