@@ -68,7 +68,9 @@ def train_gpt(config: dict[str, Any]) -> list[list[int]]:
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = prepare_model(GPT().double())
+    # Without it, DDP divides gradients into other buckets after the first step of a process, and adds them up
+    # in another order: after a restart, the first step would differ in its last bits.
+    model = prepare_model(GPT().double(), parallel_strategy_kwargs={"find_unused_parameters": True})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     stream = Stream(Text(), **config["batch"])
     state = State(model=model, optimizer=optimizer, data=stream, seen=[])
