@@ -211,6 +211,10 @@ class Session:
         job: Path | None = None
         part: Part | None = None
         upload: Callable[[], Part] | None = None
+        by_function = upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD
+        if by_function:
+            # Told before it is called: nobody else knows how long the function will take, or that it hangs.
+            self._link.send(wire.frame(wire.Report(index, raw, None, True, restored, True)))
         try:
             share = self._share(self._folder(dir_name, index), index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -228,7 +232,8 @@ class Session:
                 if delete_local:
                     shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
-            self._link.send(wire.frame(wire.Report(index, raw, None, True, restored)))
+            if not by_function:
+                self._link.send(wire.frame(wire.Report(index, raw, None, True, restored)))
             self._part_failed(index, error)
             if not isinstance(error, StorageError):
                 raise
@@ -237,8 +242,10 @@ class Session:
         held = bool(self.want_checkpoint.newest)
         if part is not None:
             part = msgspec.structs.replace(part, held=held)
-        later = upload is not None
-        self._link.send(wire.frame(wire.Report(index, raw, part, later, restored, later and job is None)))
+        if not by_function:
+            self._link.send(wire.frame(wire.Report(index, raw, part, upload is not None, restored)))
+        elif part is not None:
+            self._link.send(wire.frame(wire.PartDone(part)))
         if upload is not None:
             self._uploads.submit(partial(self._upload_later, upload, index, held, job))
         if held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,8 @@ def test_reports_are_all_in_the_result(tmp_path: Path) -> None:
 def test_data_is_loaded_beside_a_plain_loader(tmp_path: Path) -> None:
     found = figures_of("data", tmp_path / "figures.json", "--rounds", "1")
     assert {row["against"] for row in found["rows"]} == {"DataLoader", "Ray Train"}
+    (cursor,) = re.findall(r"the cursor at sample 10⁹ has (\d+) bytes", " ".join(found["notes"]))
+    assert int(cursor) <= 256
 
 
 def test_imports_are_timed_in_fresh_processes(tmp_path: Path) -> None:

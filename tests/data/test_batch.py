@@ -73,6 +73,23 @@ def test_the_last_smaller_step_is_a_mean_over_what_it_has(world_size):
     assert total == pytest.approx(sum(ids) / 2)
 
 
+def test_ranks_without_a_sample_after_a_resume_take_part_with_weight_0():
+    """One rank has all but three samples. Seven ranks share these, and the gradient is their mean."""
+    options = {"global_batch": 47, "micro_batch": 1}
+    (before,) = streams(1, 50, **options)
+    next(iter(before)).finish()
+    group = streams(7, 50, **options)
+    for stream in group:
+        stream.load_state_dict(before.state_dict())
+    (micros,) = [[list(step) for step in steps] for steps in in_step(group)]
+    assert [len(each) for each in micros] == [1] * 7
+    assert [micro.scale for (micro,) in micros] == [pytest.approx(7 / 3)] * 3 + [0.0] * 4
+    assert [micro.ids for (micro,) in micros[3:]] == [[]] * 4
+    rest = set(range(50)) - set(all_ids(1, 50, **options)[0])
+    mean = sum(float(micro.batch.mean()) * micro.scale for (micro,) in micros) / 7
+    assert mean == pytest.approx(sum(rest) / 3)
+
+
 def test_the_last_smaller_step_can_be_dropped():
     assert [len(ids) for ids in all_ids(2, 50, global_batch=12, micro_batch=5, drop_last=True)] == [12] * 4
     assert len(Stream(50, global_batch=12, micro_batch=5, drop_last=True)) == 4

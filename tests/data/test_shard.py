@@ -258,6 +258,13 @@ def test_what_is_no_data_set_is_refused_before_anything_starts(given: Any) -> No
         Trainer(lambda: None, datasets=given)
 
 
+def test_a_refusal_names_the_data_set_and_does_not_print_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Trainer(lambda: None, datasets={"train": {123456789 + number for number in range(1000)}})
+    assert "datasets['train'] is a set" in str(caught.value)
+    assert "123456789" not in str(caught.value)
+
+
 def test_fewer_samples_than_workers_are_refused() -> None:
     with pytest.raises(ConfigError, match="3 samples for 4 workers"):
         a_shard(0, 4, ROWS[:3]).iter_batches()

@@ -1,7 +1,8 @@
 """A small GPT in double precision: one curve for every number of workers, bit for bit at an equal one.
 
 The ranks of a group are simulated in one process: each computes its own micro-batches, and gradients are
-averaged over ranks as DistributedDataParallel does. That averaging itself is real in ``test_frameworks``.
+averaged over ranks as DistributedDataParallel does. That averaging itself is real in ``test_frameworks``, and
+the workers are in ``test_state``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from data.ranks import streams
 from everstep.data import Stream
 
 torch = pytest.importorskip("torch")
-nn, functional = torch.nn, torch.nn.functional
 
-VOCABULARY, CONTEXT, WIDTH = 17, 12, 16
-BATCH = {"global_batch": 24, "micro_batch": 2, "seed": 1, "epochs": None}
+from data.gpt import BATCH, GPT, Text, loss_of  # noqa: E402
+
 STEPS = 12
 
 
@@ -30,37 +30,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Text:
-    """Sequences with a rule in them, so that there is something to learn."""
-
-    def __len__(self) -> int:
-        return 500
-
-    def __getitem__(self, index: int) -> Any:
-        return (torch.arange(CONTEXT + 1) * (index % 5 + 1) + index) % VOCABULARY
-
-
-class GPT(nn.Module):
-    """Two layers of masked attention. Dropout is drawn from the micro-batch's seed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Parameter(torch.randn(CONTEXT, WIDTH) * 0.02)
-        layer = {"dim_feedforward": 32, "dropout": 0.1, "batch_first": True, "norm_first": True}
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 2, **layer) for _ in range(2))
-        self.out = nn.Linear(WIDTH, VOCABULARY)
-        self.register_buffer(
-            "mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT, dtype=torch.float64)
-        )
-
-    def forward(self, tokens: Any) -> Any:
-        hidden = self.tokens(tokens) + self.places
-        for layer in self.layers:
-            hidden = layer(hidden, src_mask=self.mask, is_causal=True)
-        return self.out(hidden)
 
 
 class Training:
@@ -82,9 +51,7 @@ class Training:
             loss, samples = 0.0, 0
             for step in each:
                 for micro in step:
-                    torch.manual_seed(micro.seed)
-                    logits = self.model(micro.batch[:, :-1])
-                    mean = functional.cross_entropy(logits.flatten(0, 1), micro.batch[:, 1:].flatten())
+                    mean = loss_of(self.model, micro)
                     # The gradients of all ranks add up in the model; DDP divides them by their number.
                     (mean * micro.scale / world_size).backward()
                     loss += mean.item() * micro.scale / world_size

@@ -21,7 +21,7 @@ from rich.console import Console
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
 from everstep.driver import live
-from everstep.driver.display import PlainDisplay, make_display
+from everstep.driver.display import PlainDisplay, describe, make_display
 from everstep.driver.live import LiveDisplay
 from everstep.driver.picture import Picture, Saved
 from everstep.driver.registry import LiveRun, LiveWorker
@@ -167,6 +167,20 @@ def test_the_line_about_a_replacement_says_what_a_full_restart_would_lose():
     assert "119 steps of the groups that go on would be lost" in said(119)
     assert "report(checkpoint=" in said(119)
     assert "lost" not in said(0)
+
+
+def test_a_failure_of_nobody_in_particular_names_nobody():
+    """A reservation that can't be made has no rank, and no host that would be known."""
+    failure = Failure(Kind.RESERVATION, 5.0, "no answer within 300 s")
+    assert describe(c.FailureSeen(5.0, failure)) == "reservation failed: no answer within 300 s"
+    decided = describe(c.RecoveryDecided(5.0, failure, "controller_failure_limit", 1, 3, (), 0.0))
+    assert decided == "recovering from no answer within 300 s (controller_failure_limit: 1 of 3)"
+    again = describe(recovered(9.0, failure))
+    assert "by «restart in place»: no answer within 300 s; kept" in again
+    picture = training()
+    picture.take(c.FailureSeen(5.0, failure), 13.0)
+    picture.take(recovered(14.0, failure), 14.0)
+    assert "None" not in shown(picture, 15.0)
 
 
 def test_a_preempted_slice_counts_down_until_the_notice_is_cancelled():

@@ -73,6 +73,46 @@ def test_ranks_that_never_report_are_named_while_training_goes_on(tmp_path: Path
     assert process.returncode == 0, rest
 
 
+@pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
+def test_an_upload_function_that_hangs_is_named_with_its_rank_and_what_to_do(
+    tmp_path: Path, mode: str
+) -> None:
+    body = f"""
+    from e2e.training import save_step
+
+    def hangs(checkpoint, name):
+        while not (HERE / "seen").exists():
+            time.sleep(0.01)
+        return checkpoint
+
+    def uploads():
+        rank = everstep.get_context().get_world_rank()
+        everstep.report(
+            {{"step": 1}},
+            checkpoint=save_step(1) if rank == 1 else None,
+            checkpoint_upload_fn=hangs,
+            checkpoint_upload_mode=everstep.CheckpointUploadMode.{mode},
+        )
+
+    Trainer(
+        uploads,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(HERE / "runs"), deadlines=Deadlines(commit_warn_s=0.2)),
+    ).fit()
+    """
+    process = start(tmp_path, body)
+    assert process.stderr is not None
+    try:
+        told = next(line for line in process.stderr if "can't be committed yet" in line)
+        (tmp_path / "seen").touch()
+        _, rest = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert "report 1 can't be committed yet: rank 1 still uploads to it" in told
+    assert "a checkpoint_upload_fn needs one of yours" in told
+    assert process.returncode == 0, rest
+
+
 @pytest.mark.parametrize("function", ["get_checkpoint", "get_all_reported_checkpoints"])
 def test_ranks_that_a_question_about_checkpoints_waits_for_are_named(tmp_path: Path, function: str) -> None:
     body = f"""

@@ -106,7 +106,7 @@ def test_what_was_divided_among_four_is_restored_at_two_and_at_four_again(world:
     ("mistake", "message"),
     [
         ("no state_dict", "State(lock=…) got a TextIOWrapper, which has no state_dict()"),
-        ("no step", "report(state=…) got step=None. Give the number of the step that is done"),
+        ("no step", "report(state=…) got step=None. Give the number of the step that is done, or"),
         ("no state", "report(state=…) got a Linear. Give it an everstep.torch.State(model=…, optimizer=…)"),
         (
             "other tree",

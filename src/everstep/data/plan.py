@@ -154,8 +154,13 @@ class IndexedFeed:
             for cut in cuts
             for offset in cut.offsets
         ]
-        epochs = [place // self.length for place in places]
-        ids = self._ids(places, epochs)
+        first, last = (place // self.length for place in (steps[0][0].sample, steps[-1][1].sample - 1))
+        if first == last:
+            epochs = [first] * len(places)
+            ids = self._order(first).take([place - first * self.length for place in places])
+        else:
+            epochs = [place // self.length for place in places]
+            ids = self._ids(places, epochs)
         at = 0
         for (place, end), cuts in zip(steps, shares, strict=True):
             samples, micros = end.sample - place.sample, []
@@ -166,11 +171,9 @@ class IndexedFeed:
             yield StepPlan(place.step, place.sample // self.length, samples, micros, end)
 
     def _ids(self, places: list[int], epochs: list[int]) -> list[int]:
-        first, last = min(epochs), max(epochs)
-        if first == last:
-            return self._order(first).take([place - first * self.length for place in places])
+        """Of several passes."""
         ids = [0] * len(places)
-        for epoch in range(first, last + 1):
+        for epoch in sorted(set(epochs)):
             mine = [at for at, of in enumerate(epochs) if of == epoch]
             taken = self._order(epoch).take([places[at] - epoch * self.length for at in mine])
             for at, number in zip(mine, taken, strict=True):

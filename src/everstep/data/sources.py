@@ -95,21 +95,23 @@ def samples_of(source: Any, ids: Sequence[int]) -> list[Any]:
         try:
             samples = list(many(list(ids)))
         except Exception as error:
-            for number in ids:
-                _sample(source, number)
+            _one_by_one(source, ids)
             raise _failed(source, ids, error) from error  # each alone can be loaded
         if len(samples) != len(ids):
             kind = type(source).__name__
             raise SampleError(ids, f"{kind}.__getitems__ gave {len(samples)} samples for {len(ids)} numbers")
         return samples
-    return [_sample(source, number) for number in ids]
+    return _one_by_one(source, ids)
 
 
-def _sample(source: Any, number: int) -> Any:
+def _one_by_one(source: Any, ids: Sequence[int]) -> list[Any]:
+    samples: list[Any] = []
     try:
-        return source[number]
+        for number in ids:
+            samples.append(source[number])
     except Exception as error:
-        raise _failed(source, [number], error) from error
+        raise _failed(source, [ids[len(samples)]], error) from error
+    return samples
 
 
 def _failed(source: Any, ids: Sequence[int], error: Exception) -> SampleError:

@@ -58,7 +58,10 @@ def _why_uncommitted(book: ReportBook, index: int, folder: str) -> str:
             f"{EQUALLY_OFTEN}"
         )
     upload = "uploads" if len(uploads) == 1 else "upload"
-    return f"{which} can't be committed yet: {named(uploads)} still {upload} to it"
+    return (
+        f"{which} can't be committed yet: {named(uploads)} still {upload} to it. Storage has time limits of "
+        "Everstep's own; a checkpoint_upload_fn needs one of yours, so that it can't hang"
+    )
 
 
 def named(ranks: list[int]) -> str:

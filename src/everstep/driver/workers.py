@@ -334,7 +334,7 @@ class Workers:
         self.results.tails[key] = message
         stream = self.streams.get(key)
         for index in sorted(stream.bound) if stream is not None else ():
-            self._upload_failed(key, index, "its process ended before checkpoint_upload_fn did")
+            self._upload_failed(key, index, "its process ended before its upload was done")
         # A worker that has reported a failure may be killed before it exits.
         failed = (stream is not None and stream.failed) or (not message.by_us and message.code != 0)
         if stream is not None and not (message.by_us or stream.failed or stream.returned):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,13 @@ class Source(Protocol):
         """How many ranks saved it."""
         ...
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Those whose index is here: all of them, or, where there are as many ranks as before, at least the
+        one that restores.
+        """
+        ...
+
     def index(self, rank: int) -> Index: ...
 
     def file(self, name: str) -> mmap.mmap: ...
@@ -56,6 +63,10 @@ class Restorable(Protocol):
     """A ``State``, as a session sees it."""
 
     def capture(self) -> Content: ...
+
+    def steps_done(self) -> int | None:
+        """If the state knows."""
+        ...
 
     def sums(self, memory: mmap.mmap) -> bytes:
         """As ``Content`` says."""
@@ -93,6 +104,10 @@ class InMemory:
     def world_size(self) -> int:
         return self._index.world_size
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        return [self._index.rank]
+
     def index(self, rank: int) -> Index:
         if rank != self._index.rank:
             raise LostSnapshotError(rank, f"is not in the memory of rank {self._index.rank}")
@@ -108,13 +123,17 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         ranks = [rank_of_index(path.name) for path in folder.iterdir()]
-        self.ranks = sorted(rank for rank in ranks if rank is not None)
+        self._ranks = sorted(rank for rank in ranks if rank is not None)
         self._indexes: dict[int, Index] = {}
         self._files: dict[str, mmap.mmap] = {}
 
     @property
+    def ranks(self) -> Sequence[int]:
+        return self._ranks
+
+    @property
     def world_size(self) -> int:
-        return self.index(self.ranks[0]).world_size
+        return self.index(self._ranks[0]).world_size
 
     def index(self, rank: int) -> Index:
         if rank not in self._indexes:

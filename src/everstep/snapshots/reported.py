@@ -135,10 +135,13 @@ def _checked(state: Restorable, step: int | None) -> int:
             "give it an everstep.torch.State(model=…, optimizer=…)",
             "report.state",
         )
+    if step is None:
+        step = state.steps_done()
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ConfigError(
             f"report(state=…) got step={step!r}",
-            "give the number of the step that is done",
+            "give the number of the step that is done, or a State with an everstep.data.Stream, which counts "
+            "them",
             "report.step",
         )
     return step

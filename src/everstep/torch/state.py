@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from everstep.data.stream import Stream
 from everstep.errors import ConfigError
 from everstep.session import current
 from everstep.snapshots.content import BLOCK, Source
@@ -55,7 +56,8 @@ class State:
 
     Parts that have ``state_dict`` and ``load_state_dict`` are restored through these. Others are plain
     values, and attributes of the state: ``state.epoch += 1``. Save it with ``report(…, state=state,
-    step=step)``, get it back with ``restore()``.
+    step=step)``, get it back with ``restore()``. With an ``everstep.data.Stream`` in it, the place in the
+    data is saved and restored with the rest, and ``step`` is how many of its steps are done.
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -88,6 +90,11 @@ class State:
         """The state as it is now, for a session. Tensors are still those that are trained."""
         return Captured(self._parts, current("report").context.get_world_rank())
 
+    def steps_done(self) -> int | None:
+        """As its stream counts them, for a session. None: it has no stream, or several."""
+        streams = [part for part in self._parts.values() if isinstance(part, Stream)]
+        return streams[0].step if len(streams) == 1 else None
+
     def sums(self, memory: mmap.mmap) -> bytes:
         """For a session: what a digest is made of."""
         return sums(memory)
@@ -111,7 +118,10 @@ class State:
 
         for name, value in rebuild(index.tree, tensor).items():
             part = self._parts[name]
-            if _is_stateful(part):
+            if isinstance(part, Stream):
+                # Each rank saved the lanes that it read, and these may be other ranks' now.
+                part.load_state_dict([source.index(saved).tree[name] for saved in source.ranks])
+            elif _is_stateful(part):
                 part.load_state_dict(value)
             else:
                 self._parts[name] = value
