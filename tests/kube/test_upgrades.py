@@ -78,10 +78,11 @@ def test_more_replicas_are_no_upgrade() -> None:
     assert before < {p.uid for p in world.pods.values()}
 
 
-def test_how_many_at_once_is_a_number() -> None:
+@pytest.mark.parametrize("name", ["max-unavailable", "placement-timeout-seconds"])
+def test_how_many_at_once_and_how_long_are_numbers(name: str) -> None:
     raw = manifest(group())
-    raw["metadata"]["annotations"]["everstep.dev/max-unavailable"] = "half"
-    assert [p.path for p in problems(raw)] == ["metadata.annotations[everstep.dev/max-unavailable]"]
+    raw["metadata"]["annotations"][f"everstep.dev/{name}"] = "half"
+    assert [p.path for p in problems(raw)] == [f"metadata.annotations[everstep.dev/{name}]"]
 
 
 def test_slices_are_rolled_out_on_a_real_server(server: ApiServer, tmp_path: Path) -> None:
