@@ -15,7 +15,7 @@ from everstep.kube.crd import custom_resource_definition
 from everstep.testing.kube import ApiServer
 from kube import live
 from kube.killer import Killer
-from kube.live import MERGE, Namespace, OperatorProcess, install, operating
+from kube.live import MERGE, Namespace, OperatorProcess, install, operating, outlast
 from kube.quick import everstep
 from kube.test_slices import cluster
 from kube.world import group, template
@@ -112,8 +112,9 @@ def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
             assert second.stop() == 0
 
 
+@pytest.mark.parametrize("asleep_s", [0, pytest.param(60, marks=pytest.mark.soak)])
 def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it_again(
-    space: Namespace, tmp_path: Path
+    space: Namespace, tmp_path: Path, asleep_s: float
 ) -> None:
     short = ("--namespace", space.name, "--lease-seconds", "10")
     with operating(space.server, tmp_path, *short) as first:
@@ -127,6 +128,7 @@ def test_an_operator_that_slept_through_its_lease_writes_nothing_until_it_has_it
             space.delete_pod(space.workers()[0])
             space.see(lambda: space.anew(4, gone), "the second to work")
             kept = space.uids()
+            outlast(asleep_s)
             first.signal(signal.SIGCONT)
             first.hear("nothing more is written until it is back")
             first.hear("waiting for the lease")

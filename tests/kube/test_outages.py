@@ -4,7 +4,6 @@ twice.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from everstep.testing.kube import ApiServer
-from kube.live import MERGE, Namespace, install, operating
+from kube.live import MERGE, Namespace, install, operating, outlast
 from kube.test_slices import cluster
 from kube.world import group
 from processes import wait_for
@@ -41,12 +40,6 @@ def answers(space: Namespace) -> bool:
         return bool(space.get("pods")["items"])
     except OSError:
         return False
-
-
-def outlast(seconds: float) -> None:
-    """A minute is a minute."""
-    until = time.monotonic() + seconds
-    wait_for(lambda: time.monotonic() > until, "the time to pass", look_s=0.5)
 
 
 @pytest.mark.timeout(600)
