@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import time
 import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -188,6 +189,12 @@ class Namespace:
             return condition()
 
         wait_for(look, what, look_s=_LOOK_S)
+
+
+def outlast(seconds: float) -> None:
+    """A minute is a minute."""
+    until = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() > until, "the time to pass", look_s=0.5)
 
 
 def container(pod: dict[str, Any], restarts: int = 0, **state: Any) -> dict[str, Any]:

@@ -13,8 +13,7 @@ import pytest
 
 from everstep.kube import gangs
 from everstep.kube.actions import CreateReplica, DeletePod
-from everstep.kube.reconcile import HALF_BOUND_S
-from everstep.kube.spec import parse
+from everstep.kube.spec import PLACEMENT_TIMEOUT_S, parse
 from everstep.testing.kube import ApiServer
 from kube import schedulers
 from kube.live import MERGE, Namespace, account, install, operating, running
@@ -96,8 +95,8 @@ def test_a_replica_that_holds_half_of_its_nodes_gives_them_back_after_a_while() 
     world = half_bound()
     plan = world.plan()
     assert not [a for a in plan.actions if isinstance(a, DeletePod)]
-    assert plan.wake_at == world.now + HALF_BOUND_S
-    world.now += HALF_BOUND_S
+    assert plan.wake_at == world.now + PLACEMENT_TIMEOUT_S
+    world.now += PLACEMENT_TIMEOUT_S
     assert len([a for a in world.step().actions if isinstance(a, DeletePod)]) == 4
     assert "waited for a node" in world.failures["tpu", 0].reason, "it comes back later and later"
 
@@ -105,8 +104,25 @@ def test_a_replica_that_holds_half_of_its_nodes_gives_them_back_after_a_while() 
 def test_where_there_is_a_gang_scheduler_that_is_its_business() -> None:
     world = half_bound()
     world.served = frozenset({PLUGINS})
-    world.now += HALF_BOUND_S
+    world.now += PLACEMENT_TIMEOUT_S
     assert not [a for a in world.plan().actions if isinstance(a, DeletePod)]
+
+
+def test_a_slice_that_got_half_of_its_nodes_gives_them_back_on_a_real_server(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    space = Namespace(server)
+    made = cluster(group("a", 1, 2), group("b", 1, 2))
+    made["metadata"]["annotations"]["everstep.dev/placement-timeout-seconds"] = "1"
+    with operating(server, tmp_path, "--namespace", space.name):
+        space.create(made)
+        space.see(lambda: len(space.workers()) == 4, "two slices")
+        # There is room for one host of the one, and for none of the other, which holds nothing.
+        gone, kept = space.uids(group="a"), space.uids(group="b")
+        space.bind(space.workers(group="a")[0])
+        space.see(lambda: space.anew(4, gone), "the slice anew, on no node", kubelet=True)
+        assert kept < space.uids()
+        assert "waited for a node" in space.server.kubectl("-n", space.name, "get", "events")
 
 
 @pytest.fixture(scope="module")

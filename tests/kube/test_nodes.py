@@ -92,6 +92,33 @@ def nodes(space: Namespace) -> Iterator[list[str]]:
             space.server.request("DELETE", f"/api/v1/nodes/{name}")
 
 
+def test_a_slice_leaves_before_its_pod_is_disrupted_or_its_node_maintained(
+    space: Namespace, nodes: list[str], tmp_path: Path
+) -> None:
+    with operating(space.server, tmp_path, "--namespace", space.name):
+        space.create(cluster(group(replicas=2, hosts=2)))
+        space.see(lambda: len(space.workers()) == 4, "two slices")
+        for pod, name in zip(space.workers(), nodes, strict=True):
+            space.bind(pod, name)
+        space.run(*space.pods())
+        # As the scheduler says it of a Pod that has to make room, and the eviction API of one that it evicts.
+        gone, kept = space.uids(index=0), space.uids(index=1)
+        disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        ready = {"type": "Ready", "status": "True"}
+        space.say(space.workers(index=0)[1], conditions=[ready, disrupted])
+        space.see(lambda: space.anew(4, gone), "slice 0 anew", kubelet=True)
+        assert kept < space.uids()
+        # As GKE says it of a node.
+        gone, kept = space.uids(index=1), space.uids(index=0)
+        label = {"cloud.google.com/active-node-maintenance": "ONGOING"}
+        space.server.request("PATCH", f"/api/v1/nodes/{nodes[2]}", {"metadata": {"labels": label}}, MERGE)
+        space.see(lambda: space.anew(4, gone), "slice 1 anew", kubelet=True)
+        assert kept < space.uids()
+        events = space.server.kubectl("-n", space.name, "get", "events")
+        assert "PreemptionByScheduler" in events
+        assert "has maintenance" in events
+
+
 def test_slices_leave_nodes_that_are_about_to_go(space: Namespace, nodes: list[str], tmp_path: Path) -> None:
     def change(name: str, what: dict[str, Any], sub: str = "") -> None:
         space.server.request("PATCH", f"/api/v1/nodes/{name}{sub}", what, MERGE)

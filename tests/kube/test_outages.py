@@ -4,7 +4,6 @@ twice.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from everstep.testing.kube import ApiServer
-from kube.live import MERGE, Namespace, install, operating
+from kube.live import MERGE, Namespace, install, operating, outlast
 from kube.test_slices import cluster
 from kube.world import group
 from processes import wait_for
@@ -35,10 +34,12 @@ def is_whole(space: Namespace, replicas: int) -> bool:
     return space.places() == [(i, h) for i in range(replicas) for h in range(2)]
 
 
-def outlast(seconds: float) -> None:
-    """A minute is a minute."""
-    until = time.monotonic() + seconds
-    wait_for(lambda: time.monotonic() > until, "the time to pass", look_s=0.5)
+def answers(space: Namespace) -> bool:
+    """Whether the API server does, with all that is there. It gives up some requests after etcd has hung."""
+    try:
+        return bool(space.get("pods")["items"])
+    except OSError:
+        return False
 
 
 @pytest.mark.timeout(600)
@@ -76,7 +77,7 @@ def test_it_outlives_the_api_server_and_etcd_and_does_nothing_twice(
                 "the lease to run out again",
             )
             outlast(away_s)
-        space.see(lambda: bool(space.get("pods")["items"]), "etcd to answer")
+        space.see(lambda: answers(space), "etcd to answer")
         gone = space.uids(index=0)
         space.say(space.workers(index=0)[0], phase="Failed")
         space.see(lambda: space.anew(4, gone), "a heal after it went on", kubelet=True)
@@ -113,7 +114,10 @@ def test_what_others_write_into_the_status_is_put_right(space: Namespace, tmp_pa
         path = f"/apis/ray.io/v1/namespaces/{space.name}/rayclusters/demo/status"
         wrong = {"status": {"slices": "9/9", "state": "failed", "head": {"podName": "nobody", "odd": "x"}}}
         space.server.request("PATCH", path, wrong, MERGE)
-        space.see(lambda: space.status() == before, "the status as it was")
+        space.see(
+            lambda: all(space.status()[key] == before[key] for key in wrong["status"]),
+            "what was there before",
+        )
 
 
 def test_retries_are_one_event_that_is_counted_up(space: Namespace, tmp_path: Path) -> None:
@@ -173,8 +177,10 @@ def test_jobs_and_services_that_nobody_runs_are_answered(own_server: ApiServer, 
 
     make("RayJob", "before")
     make("RayJob", "elsewhere", managedBy="kueue.x-k8s.io/multikueue")
-    for _ in range(2):
+    there = {"before"}
+    for life in ("first", "second"):
         with operating(own_server, tmp_path, "--namespace", space.name):
-            make("RayService", "after")
-            space.see(lambda: answered() == {"before", "after"}, "both to be answered")
-    assert len(space.get("events")["items"]) == 2, "once each, whoever asks"
+            make("RayService", life)
+            there.add(life)
+            space.see(lambda: answered() == there, "all to be answered")
+    assert len(space.get("events")["items"]) == 3, "once each, whoever asks"

@@ -36,10 +36,13 @@ def made(space: Namespace, name: str) -> Made:
 def test_it_comes_up(space: Namespace, what: str) -> None:
     sample, name = SAMPLES[what], f"sample-{list(SAMPLES).index(what)}"
     space.create(sample.manifest(name))
-    space.see(
-        lambda: len(made(space, name).heads) == 1 and len(made(space, name).workers) == sample.workers,
-        f"its Pods: {space.status(name)}",
-    )
+
+    def is_there() -> bool:
+        there = made(space, name)
+        counts = (len(there.heads), len(there.workers))
+        return counts == (1, sample.workers) and "head-svc" in there.services
+
+    space.see(is_there, "its Pods and Services")
     there = made(space, name)
     assert sample.check(there), (there.head, there.workers, there.services)
     if sample.secret:

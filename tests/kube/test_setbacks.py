@@ -94,7 +94,8 @@ def test_a_pod_that_cant_be_deleted_holds_up_no_other_group(space: Namespace, ke
         gone = space.uids(group="b", index=index)
         space.say(space.workers(group="b", index=index)[0], phase="Failed")
         space.see(lambda gone=gone: len(space.uids(group="b") - gone) == 4, "the slice anew", kubelet=True)  # type: ignore[misc]
-    assert attempts(space, stuck) == tried, "the slices didn't wait for its turn"
+    # Each of them would have waited for a turn of its own.
+    assert attempts(space, stuck) <= tried + 1, "the slices didn't wait for its turn"
     # Nor does the end of everything else.
     space.patch({"spec": {"suspend": True}})
     space.see(

@@ -139,8 +139,8 @@ def test_a_pod_that_hangs_in_terminating_costs_an_index_and_not_the_group(
     held = space.server.request("GET", path)
     assert held["metadata"]["deletionTimestamp"], "the stuck one is still there"
     # The group is alive: another failure is healed, and when the finalizer goes, so does the Pod.
-    space.delete_pod(space.workers(index=0)[0])
     gone = space.uids(index=0)
+    space.delete_pod(space.workers(index=0)[0])
     space.see(lambda: space.anew(len(expected), gone), "the next to be healed", kubelet=True)
     space.server.request("PATCH", path, {"metadata": {"finalizers": None}}, "application/merge-patch+json")
     space.see(lambda: len(space.get("pods")["items"]) == 13, "the stuck one to be gone", kubelet=True)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from everstep.kube.tending import is_set_within
+from processes import LIMIT_S
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -22,7 +23,7 @@ def test_a_change_that_comes_with_the_end_doesnt_hide_it(turns: int, timeout: fl
         for _ in range(turns):
             await asyncio.sleep(0)
         waiting.cancel()
-        await asyncio.wait([waiting], timeout=1.0)
+        await asyncio.wait([waiting], timeout=LIMIT_S / 10)
         ended = waiting.done()
         waiting.cancel()
         return ended

@@ -78,10 +78,11 @@ def test_more_replicas_are_no_upgrade() -> None:
     assert before < {p.uid for p in world.pods.values()}
 
 
-def test_how_many_at_once_is_a_number() -> None:
+@pytest.mark.parametrize("name", ["max-unavailable", "placement-timeout-seconds"])
+def test_how_many_at_once_and_how_long_are_numbers(name: str) -> None:
     raw = manifest(group())
-    raw["metadata"]["annotations"]["everstep.dev/max-unavailable"] = "half"
-    assert [p.path for p in problems(raw)] == ["metadata.annotations[everstep.dev/max-unavailable]"]
+    raw["metadata"]["annotations"][f"everstep.dev/{name}"] = "half"
+    assert [p.path for p in problems(raw)] == [f"metadata.annotations[everstep.dev/{name}]"]
 
 
 def test_slices_are_rolled_out_on_a_real_server(server: ApiServer, tmp_path: Path) -> None:
@@ -98,12 +99,25 @@ def test_slices_are_rolled_out_on_a_real_server(server: ApiServer, tmp_path: Pat
         space.apply(made)
 
         def one_is_new() -> bool:
-            return len(space.uids()) == 4 and len(space.uids() - before) == 2
+            now = space.uids()
+            return len(now) == 4 and len(now - before) == 2
 
         space.see(one_is_new, "one slice of the new template", kubelet=True)
         space.run(*space.workers())
         space.see(lambda: space.anew(4, before), "the other one", kubelet=True)
         assert {p["spec"]["containers"][0]["image"] for p in space.workers()} == {"other"}
+        # Recreated, they all go at once, the head among them.
+        del made["metadata"]["annotations"]["everstep.dev/max-unavailable"]
+        made["spec"]["upgradeStrategy"] = {"type": "Recreate"}
+        for member in (made["spec"]["headGroupSpec"], *made["spec"]["workerGroupSpecs"]):
+            member["template"]["spec"]["containers"][0]["image"] = "third"
+        space.run(*space.workers())
+        space.apply(made)
+        space.see(
+            lambda: not space.pods() and len(space.get("pods")["items"]) == 5, "all to be told to leave"
+        )
+        space.see(lambda: len(space.pods()) == 5, "all anew", kubelet=True)
+        assert {p["spec"]["containers"][0]["image"] for p in space.pods()} == {"third"}
 
 
 _WORK = """

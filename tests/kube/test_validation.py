@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def test_what_kuberay_reads_elsewhere_is_named_too() -> None:
     ]
 
 
+def is_asked(space: Namespace) -> bool:
+    """The API server asks a webhook from some moment after it was told to."""
+    raw, *_ = bad("hosts that don't fit the topology")
+    try:
+        space.server.request("POST", f"/apis/ray.io/v1/namespaces/{space.name}/rayclusters?dryRun=All", raw)
+    except urllib.error.HTTPError as error:
+        return error.code == 400
+    return False
+
+
 @pytest.fixture(scope="module")
 def validated(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     space = Namespace(server)
@@ -68,6 +79,7 @@ def validated(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> It
     arguments = ("--namespace", space.name, "--webhook-url", url, "--webhook-port", str(port))
     try:
         with operating(server, folder, *arguments):
+            space.see(lambda: is_asked(space), "the webhook to be asked")
             yield space
     finally:
         server.kubectl("delete", "validatingwebhookconfiguration", "everstep-operator", "--ignore-not-found")

@@ -42,9 +42,6 @@ from everstep.kube.setbacks import ApiRefusal, Failures, ReplicaFailure, remembe
 from everstep.kube.spec import ClusterSpec, GroupSpec, Upgrade
 from everstep.kube.view import PodView, ServiceView
 
-HALF_BOUND_S = 900.0
-"""How long some hosts of a replica may hold nodes while the others wait for theirs. Nodes that are only being
-made for them come within that."""
 _HALF_BOUND = "some of its hosts have waited for a node while the others held theirs"
 A_ROUND = 50
 """Replicas of a group that are made until it is looked again: what should be may have changed meanwhile."""
@@ -270,7 +267,7 @@ class _Reconciliation:
         """Half of it holds nodes that others could use, and nobody schedules it as one."""
         if self.gang is not None or group.num_of_hosts == 1 or not replica.half_bound:
             return False
-        until = max(pod.created for pod in replica.pods) + HALF_BOUND_S
+        until = max(pod.created for pod in replica.pods) + self.cluster.placement_timeout_s
         if self.now < until:
             self.wake.append(until)
         return self.now >= until

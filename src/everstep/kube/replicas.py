@@ -35,9 +35,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     state: ReplicaState
     reason: str = ""
     fault: str = ""
+    """What its own containers did, where that is why it is no longer whole: it may well happen again."""
     template: str | None = None
     """Which template its Pods were made of, if they say."""
-    """What its own containers did, where that is why it is no longer whole: it may well happen again."""
 
     @property
     def whole(self) -> bool:

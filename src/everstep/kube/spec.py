@@ -17,6 +17,11 @@ from everstep.kube import names
 
 Manifest = dict[str, Any]
 
+PLACEMENT_TIMEOUT_S = 900.0
+"""How long some hosts of a replica may hold nodes while the others wait for theirs, unless the cluster says
+otherwise. Nodes that are only being made for them come within that.
+"""
+
 
 def fingerprint(*parts: object) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=dict)
@@ -126,6 +131,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     upgrade: Upgrade = Upgrade.NONE
     max_unavailable: int = 1
     """Replicas of a group that may be away at once for an upgrade."""
+    placement_timeout_s: float = PLACEMENT_TIMEOUT_S
+    """How long a replica may hold some of its nodes and wait for the others."""
 
     @property
     def head_service(self) -> str:
@@ -183,6 +190,7 @@ def parse(raw: Mapping[str, Any]) -> ClusterSpec:
         fault_tolerance=_fault_tolerance(meta, spec.get("gcsFaultToleranceOptions"), annotations),
         upgrade=_upgrade(spec.get("upgradeStrategy") or {}, annotations),
         max_unavailable=int(annotations.get(names.MAX_UNAVAILABLE) or 1),
+        placement_timeout_s=float(annotations.get(names.PLACEMENT_TIMEOUT) or PLACEMENT_TIMEOUT_S),
         auth=_auth(meta["name"], spec.get("authOptions") or {}),
     )
 

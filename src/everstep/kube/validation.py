@@ -199,11 +199,11 @@ def _upgrade(raw: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Proble
     kind = (spec.get("upgradeStrategy") or {}).get("type")
     if kind not in (None, *(upgrade.value for upgrade in (Upgrade.NONE, Upgrade.RECREATE))):
         yield Problem("spec.upgradeStrategy.type", f"{kind!r} is unknown", "use None or Recreate")
-    at_once = ((raw.get("metadata") or {}).get("annotations") or {}).get(names.MAX_UNAVAILABLE)
-    if at_once is not None and not re.match(r"^[1-9][0-9]{0,4}$", at_once):
-        yield Problem(
-            f"metadata.annotations[{names.MAX_UNAVAILABLE}]", f"{at_once!r}", "use a whole number, 1 or more"
-        )
+    annotations = (raw.get("metadata") or {}).get("annotations") or {}
+    for name in (names.MAX_UNAVAILABLE, names.PLACEMENT_TIMEOUT):
+        given = annotations.get(name)
+        if given is not None and not re.match(r"^[1-9][0-9]{0,4}$", given):
+            yield Problem(f"metadata.annotations[{name}]", f"{given!r}", "use a whole number, 1 or more")
 
 
 def _auth(spec: Mapping[str, Any]) -> Iterator[Problem]:

@@ -99,6 +99,12 @@ def available() -> dict[str, dict[str, float]]:
     return found
 
 
+def this_node() -> str:
+    """The id of the node that this process is on."""
+    found: str = ray.get_runtime_context().get_node_id()
+    return found
+
+
 def draining() -> dict[str, float]:
     """Nodes that are about to go, and when: UNIX seconds, 0 where nobody said."""
     return {node: deadline / 1000 for node, deadline in state.get_draining_nodes().items()}

@@ -82,7 +82,7 @@ class RayEngine:
             asyncio.create_task(work)
             for work in (
                 keep_doing("looking at the cluster", self._look, _look_pause, sink.on_trouble),
-                keep_doing("reaching the run's sweeper", sweeper.greet, sweeper.pause, sink.on_trouble),
+                keep_doing("reaching the run's sweeper", sweeper.keep, sweeper.pause, sink.on_trouble),
                 keep_doing("counting heartbeats", self.hearing.run, _look_pause, sink.on_trouble),
             )
         ]

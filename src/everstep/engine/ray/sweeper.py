@@ -1,8 +1,9 @@
 """The one that cleans up after a run whose driver died and never came back.
 
 One detached actor a run, made before anything is reserved. It needs no CPU, and Ray starts it again when its
-node dies. Once no driver has been heard of for the run's orphan time-out, it removes every actor and every
-placement group of the run, and then itself.
+node dies. It leaves a node that drains, which would otherwise wait for it to the end. Once no driver has been
+heard of for the run's orphan time-out, it removes every actor and every placement group of the run, and then
+itself.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class Sweeper:
         self._heard = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def hear(self, orphan_s: float) -> None:
-        """A driver of the run lives."""
+    def hear(self, orphan_s: float) -> str:
+        """A driver of the run lives. The node that this one is on."""
         self._orphan_s = orphan_s
         self._heard = time.monotonic()
+        return cluster.this_node()
 
     def pid(self) -> int:
         return os.getpid()
@@ -62,19 +64,29 @@ class SweeperLine:
     def pause(self) -> float:
         return min(5.0, self._orphan_s / 10)
 
-    async def greet(self) -> None:
-        """Tell it that a driver lives."""
+    async def greet(self) -> str:
+        """Tell it that a driver lives. The node that it is on."""
         if self._sweeper is None:
             self._sweeper = await self._off_loop(self._make)
+        node: str
         try:
-            await self._sweeper.hear.remote(self._orphan_s)
+            node = await self._sweeper.hear.remote(self._orphan_s)
         except RayError:
             self._sweeper = await self._off_loop(self._make)
-            await self._sweeper.hear.remote(self._orphan_s)
+            node = await self._sweeper.hear.remote(self._orphan_s)
+        return node
+
+    async def keep(self) -> None:
+        """Greet it; where its node is about to go, the next one at once."""
+        node = await self.greet()
+        if await self._off_loop(_should_leave, node):
+            await self._off_loop(cluster.kill, name_of(self._tag))
+            self._sweeper = None
+            await self.greet()
 
     def _make(self) -> Any:
         # Here first: of this node it is known that it lives.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        here = NodeAffinitySchedulingStrategy(cluster.this_node(), soft=True)
         return (
             ray.remote(Sweeper)
             .options(
@@ -83,9 +95,17 @@ class SweeperLine:
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,
+                # One byte: Ray puts an actor that asks for nothing on any node, wherever it should rather be.
+                memory=1,
                 scheduling_strategy=here,
                 max_restarts=-1,
                 max_task_retries=-1,
             )
             .remote(self._tag, self._orphan_s)
         )
+
+
+def _should_leave(node: str) -> bool:
+    """Its node is about to go, and ours isn't."""
+    draining = cluster.draining()
+    return node in draining and cluster.this_node() not in draining

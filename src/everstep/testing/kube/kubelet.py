@@ -40,6 +40,9 @@ _MERGE = "application/merge-patch+json"
 _STARTING_S = 30.0
 """How long one Pod's start may hold up the next: one machine starts many nodes badly at once."""
 
+_LEAST_GRACE_S = 2.0
+"""What is left for a container to end in, however long its hook took, as a real kubelet has it."""
+
 Pod = dict[str, Any]
 
 
@@ -250,6 +253,7 @@ class _Life:
         self._restarts: dict[str, int] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._hooks: list[subprocess.Popen[bytes]] = []
         self._ready = False
         self.thread = threading.Thread(target=self._live, name=self.name, daemon=True)
 
@@ -260,14 +264,19 @@ class _Life:
         _kill(self._processes[self._pod["spec"]["containers"][0]["name"]])
 
     def end(self, grace_s: float) -> None:
+        """The hooks and the end of the containers share one grace."""
+        deadline = time.monotonic() + grace_s
         if grace_s:
             self._say_goodbye(grace_s)
         self._ending.set()
+        for hook in list(self._hooks):
+            hook.kill()
+            hook.wait()
         if grace_s:
             for process in list(self._processes.values()):
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + grace_s
+            deadline = max(deadline, time.monotonic() + _LEAST_GRACE_S)
             for process in list(self._processes.values()):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
@@ -276,18 +285,24 @@ class _Life:
             process.wait()
 
     def _say_goodbye(self, grace_s: float) -> None:
-        """The containers' own hooks, for as long as the grace lasts."""
+        """The containers' own hooks, side by side, for as long as the grace lasts."""
+        deadline = time.monotonic() + grace_s
         for container in self._pod["spec"]["containers"]:
-            hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}
-            process = self._processes.get(container["name"])
-            if not hook or process is None or process.poll() is not None:
-                continue
-            environment = self._environment(container)
-            log = (self._logs / f"{self.name}.{container['name']}.log").open("ab")
-            with log, contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(
-                    hook["command"], env=environment, cwd=self._logs, stdout=log, stderr=log, timeout=grace_s
-                )
+            self._start_hook(container)
+        for hook in self._hooks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                hook.wait(max(0.0, deadline - time.monotonic()))
+
+    def _start_hook(self, container: Mapping[str, Any]) -> None:
+        hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}
+        process = self._processes.get(container["name"])
+        if not hook or process is None or process.poll() is not None:
+            return
+        environment = self._environment(container)
+        with (self._logs / f"{self.name}.{container['name']}.log").open("ab") as log:
+            self._hooks.append(
+                subprocess.Popen(hook["command"], env=environment, cwd=self._logs, stdout=log, stderr=log)
+            )
 
     def remove(self) -> None:
         """Say that it is over: then the API server lets it go."""
