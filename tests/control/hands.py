@@ -11,9 +11,9 @@ import msgspec
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller, Settings
 from everstep.control.failures import Failure, Kind
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.control.table import Phase
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostView
 
 C = TypeVar("C", bound=c.Command)

@@ -7,7 +7,7 @@ import itertools
 from hands import views
 from hypothesis import given, strategies as st
 
-from everstep.control.placement import Placement, assign_ranks, move_slices, plan
+from everstep.topology.placement import Placement, assign_ranks, move_slices, plan
 from everstep.topology.slices import HostView, natural_key, whole_slices
 
 

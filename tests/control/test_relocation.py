@@ -286,7 +286,7 @@ def test_a_deadline_that_passes_with_the_host_alive_restarts_nothing() -> None:
     hands.pass_time(100.0)
     assert hands.all(c.StopWorkers) == []
     assert hands.last(c.PreemptionSeen).deadline is None
-    assert hands.brain.run.relocation.kept == frozenset()
+    assert hands.brain.run.relocation.standbys.slices == frozenset()
     assert hands.brain.run.fleet.held == {"a", "b"}
 
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from everstep.agent import wire
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.driver.streams import Stream, Summary
+from everstep.topology.placement import Assignment
 
 HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
 RAW = msgspec.Raw(msgspec.msgpack.encode({"x": 1}))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from everstep.agent import wire
 from everstep.backend.base import Member
-from everstep.control.placement import Assignment
 from everstep.driver.takeover import LeftBehind
+from everstep.topology.placement import Assignment
 
 HOSTS = ["a", "b"]
 

@@ -7,9 +7,9 @@ import pytest
 from everstep.control import events as e
 from everstep.control.controller import Controller, Settings
 from everstep.control.deadlines import Deadlines
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.driver.uncommitted import Uncommitted
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostView
 
 LIMITS = Deadlines()

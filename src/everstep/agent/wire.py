@@ -16,10 +16,10 @@ import msgspec
 from everstep.agent.script import Script
 from everstep.backend.base import Endpoint, Member
 from everstep.control.failures import Kind
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.control.snapshots import At, Copy
 from everstep.storage.store import Limits
+from everstep.topology.placement import Assignment
 
 WIRE_VERSION = 5
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages

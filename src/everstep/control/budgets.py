@@ -18,10 +18,13 @@ class Budgets:
         self.limits = {budget: limits.get(budget, UNLIMITED) for budget in Budget}
         self.spent = {budget: (spent or {}).get(budget, 0) for budget in Budget}
 
+    def left(self, budget: Budget) -> bool:
+        limit = self.limits[budget]
+        return limit == UNLIMITED or self.spent[budget] < limit
+
     def spend(self, budget: Budget) -> bool:
         """Spend one recovery. False when none was left, and then nothing is spent."""
-        limit = self.limits[budget]
-        if limit != UNLIMITED and self.spent[budget] >= limit:
+        if not self.left(budget):
             return False
         self.spent[budget] += 1
         return True

@@ -11,9 +11,9 @@ import msgspec
 
 from everstep.control.events import StopKind, TimerName
 from everstep.control.failures import Failure
-from everstep.control.placement import Assignment
 from everstep.control.reports import Ready
 from everstep.control.snapshots import At
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 

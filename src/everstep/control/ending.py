@@ -38,8 +38,7 @@ class Ending:
             return
         if any(restart.incident is not None and not restart.incident.charged for restart in run.restarts):
             return  # that group's failure may yet be one too many
-        replaced = {g for restart in run.restarts for g in restart.groups}
-        rest = [g for g in run.groups.values() if g.number not in replaced and not g.nowhere]
+        rest = [g for g in run.groups.values() if g.number not in run.restarting and not g.nowhere]
         if rest and all(group.finished for group in rest):
             end = c.EndRun(Outcome.FINISHED, None, (), "finished")
             self._begin(end, run.settings.deadlines.stop_grace_s, at)
@@ -70,7 +69,6 @@ class Ending:
         elif event.now and not self._at_once:
             self._at_once = True
             self._stop_workers(0.0, event.at)
-            self.check_ended(event.at)
 
     # ------------------------------------------------------------------ what is done
 
@@ -86,7 +84,6 @@ class Ending:
         self._stop_workers(grace_s, at)
         limit = at + grace_s + run.settings.deadlines.final_upload_s
         run.do(c.SetTimer(TimerName.UPLOAD, 0, limit))
-        self.check_ended(at)
 
     def _stop_workers(self, grace_s: float, at: float) -> None:
         run = self._run
@@ -101,23 +98,22 @@ class Ending:
             limit = at + grace_s + run.settings.deadlines.kill_s
             run.do(c.SetTimer(TimerName.KILL, 0, limit))
 
-    def gone(self, host: HostId, ranks: set[int] | None, at: float) -> None:
+    def gone(self, host: HostId, ranks: set[int] | None) -> None:
         """These ranks have ended; None: the host is lost, and all of its ranks with it."""
         left = self._hosts.pop(host, frozenset()) - (ranks or set())
         if left and ranks is not None:
             self._hosts[host] = left
-        self.check_ended(at)
 
-    def storage_lost(self, at: float) -> None:
+    def storage_lost(self) -> None:
         """Nobody who stops a run waits for storage that is away. A run that has finished does."""
         if self._end is not None and self._end.outcome is not Outcome.FINISHED:
-            self.uploads_took_too_long(at)
+            self._at_once = True
 
-    def uploads_took_too_long(self, at: float) -> None:
+    def uploads_took_too_long(self) -> None:
         self._at_once = True
-        self.check_ended(at)
 
-    def check_ended(self, at: float) -> None:
+    def advance(self, at: float) -> None:
+        """Once nobody is left to stop and nothing to wait for, everything is given back."""
         run = self._run
         if run.phase is not Phase.ENDING or self._hosts:
             return

@@ -12,9 +12,9 @@ import enum
 import msgspec
 
 from everstep.control.failures import Budget, Failure
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.control.snapshots import Copy
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, HostView, SliceName
 
 

@@ -13,8 +13,8 @@ import msgspec
 from everstep.control import commands as c
 from everstep.control.budgets import Suspects
 from everstep.control.events import Notice, TimerName
-from everstep.control.placement import Assignment, Placement, move_slices, plan
 from everstep.control.settings import Settings
+from everstep.topology.placement import Assignment, Placement, move_slices, plan
 from everstep.topology.slices import HostId, HostView, Slice, SliceName, describe_shortage, whole_slices
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from functools import cached_property
 
-from everstep.control.placement import Assignment
 from everstep.control.reports import ReportBook
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 MOST_BEHIND = 16

@@ -4,31 +4,20 @@ dealt with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from everstep.control import commands as c
 from everstep.control.events import TimerName
-from everstep.control.placement import Assignment, assign_ranks
-from everstep.control.restart import Restart
+from everstep.control.restart import Place, Restart
 from everstep.control.run import Run
 from everstep.control.table import Phase
+from everstep.topology.placement import Assignment, assign_ranks
 from everstep.topology.slices import SliceName
 
 
 class Placing:
-    """``start`` is called with a restart whose place is ready; ``too_few`` with one of groups without whose
-    place too few are left to go on.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        start: Callable[[Restart, float], None],
-        too_few: Callable[[Restart, float], None],
-    ) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._start = start
-        self._too_few = too_few
 
     def place(self, restart: Restart, at: float) -> None:
         """Find hosts, reserve what isn't held, prepare what isn't ready.
@@ -37,51 +26,58 @@ class Placing:
         """
         run = self._run
         run.withdraw(restart)
-        restart.assign(())
+        restart.place = Place()
         self._release_unused(restart, run.fleet.broken)
-        restart.assign(self._assign_all(at) if restart.full else self._assign_again(restart, at))
+        restart.place = Place(self._assign_all(at) if restart.full else self._assign_again(restart, at))
         self._release_unused(restart, run.fleet.held)
-        if not restart.assignments:
+        if not restart.place.assignments:
             if restart.stage is not Phase.WAITING:
                 run.stage(restart, Phase.WAITING, at)
                 self.say_shortage(restart, at)
-            if not restart.full and run.placed_groups() < run.settings.groups_min:
-                self._too_few(restart, at)
             return
         run.do(c.CancelTimer(TimerName.SAY_SHORTAGE, restart.key))
         run.stage(restart, Phase.PLACING, at)
-        missing = restart.slices - run.fleet.held
+        missing = restart.place.slices - run.fleet.held
         if missing:
             restart.reservation = run.next_key()
             run.fleet.reserve(restart.reservation, missing, at)
+            self.prepare_again(restart, at)
         else:
-            self._await_hosts(restart, at)
-        self.go_on(restart, at)
+            self._prepare(restart, at)
 
     def granted(self, restart: Restart, at: float) -> None:
         restart.reservation = None
-        self._await_hosts(restart, at)
-        self.go_on(restart, at)
+        self._prepare(restart, at)
 
-    def go_on(self, restart: Restart, at: float) -> None:
-        """Something that this restart may have waited for is there."""
-        run = self._run
-        if restart not in run.restarts or restart.stage is not Phase.PLACING:
-            return
-        if run.fleet.prepare(restart.hosts):
+    def _prepare(self, restart: Restart, at: float) -> None:
+        self._run.fleet.prepare(restart.place.hosts)
+        self._await_hosts(restart, at)
+
+    def prepare_again(self, restart: Restart, at: float) -> None:
+        """Those of its hosts that are held, and have not been told to."""
+        if self._run.fleet.prepare(restart.place.hosts):
             self._await_hosts(restart, at)
-        if not (restart.slices <= run.fleet.held and restart.hosts <= run.fleet.prepared):
-            return
-        if run.checkpoints.under_way(None if restart.full else restart.groups):
-            return  # every commit is answered, and then the newest is known
-        if restart.waits_for_uploads and run.uploading_hosts(restart):
-            return
-        self._start(restart, at)
+
+    def is_ready(self, restart: Restart) -> bool:
+        """Its workers can start: every host is there, and every commit is answered, so that the newest
+        checkpoint is known.
+        """
+        run, place = self._run, restart.place
+        return (
+            restart.reservation is None
+            and run.fleet.preparing.isdisjoint(place.hosts)
+            and place.hosts <= run.fleet.prepared
+            and place.slices <= run.fleet.held
+            and not run.checkpoints.under_way(None if restart.full else restart.groups)
+            and not restart.waits_for_uploads
+        )
 
     def can_be_had(self, restart: Restart) -> bool:
         """What is planned is still there, and still free."""
         fleet = self._run.fleet
-        return fleet.is_whole(fleet.asks_for(restart.reservation)) and all(map(fleet.alive, restart.hosts))
+        return fleet.is_whole(fleet.asks_for(restart.reservation)) and all(
+            map(fleet.alive, restart.place.hosts)
+        )
 
     def _await_hosts(self, restart: Restart, at: float) -> None:
         run = self._run
@@ -103,7 +99,7 @@ class Placing:
         run = self._run
         uploading = run.uploading_hosts(restart) if restart.waits_for_uploads else frozenset()
         busy = {host.slice for host in run.fleet.hosts.values() if host.id in uploading}
-        run.fleet.release(set(slices) - run.used_by_others(restart) - restart.slices - busy)
+        run.fleet.release(set(slices) - run.used_by_others(restart) - restart.place.slices - busy)
 
     def say_shortage(self, restart: Restart, at: float) -> None:
         run = self._run

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from everstep.control.commands import Recovered, Rung
 from everstep.control.events import TimerName
 from everstep.control.failures import Failure, Incident
 from everstep.control.group import Group
-from everstep.control.placement import Assignment
 from everstep.control.snapshots import At
 from everstep.control.table import TRANSITIONS, Phase
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 _KEPT = {
@@ -25,87 +26,56 @@ _KEPT = {
 }
 
 
-class Restart:
-    """Where a restart stands. What it does at each stage is the controller's."""
+class Before(NamedTuple):
+    """The groups that are restarted, as they were when that began."""
 
-    def __init__(
-        self, key: int, *, stage: Phase, full: bool, incident: Incident | None, reason: str, began: float
-    ) -> None:
-        self.key = key
-        self.stage = stage
-        self.full = full
-        self.groups: set[int] = set()
-        """The replica groups concerned; all of them for a full restart."""
-        self.incident = incident
-        self.origin = incident
-        """What it is all for; later incidents are starts that failed."""
-        self.reason = reason
-        self.rung = Rung.FIRST_START
-        self.attempts = 0
-        """Starts that failed so far."""
-        self.awaits: set[TimerName] = set()
-        """What is waited for before workers are ended: the cause, reports of healthy ranks."""
-        self.stopping: dict[HostId, frozenset[int]] = {}
-        """Ranks to be gone, by host."""
-        self.waits_for_uploads = False
-        self.assign(())
-        self.reservation: int | None = None
-        # For the line that tells what a recovery cost.
-        self.began = began
-        self.ordered = began
-        self.spawned = began
-        self.ready = began
-        self.restore_s = 0.0
-        self.steps_lost = 0
-        self.snapshot: At | None = None
-        """What its workers restore from memory."""
-        self._entered = began
-        self._seconds: dict[Phase, float] = {}
-        self.old_epoch = 0
-        self.old_furthest = 0
-        self.old_hosts: frozenset[HostId] = frozenset()
-        self.old_slices: frozenset[SliceName] = frozenset()
-        self.old_world = 0
+    epoch: int = 0
+    furthest: int = 0
+    """The highest report of any rank."""
+    hosts: frozenset[HostId] = frozenset()
+    slices: frozenset[SliceName] = frozenset()
+    world: int = 0
 
-    def assign(self, assignments: tuple[Assignment, ...]) -> None:
-        """Where its workers go; nowhere yet, or any more, if empty."""
+    @classmethod
+    def of(cls, groups: Collection[Group], epoch: int) -> Before:
+        return cls(
+            epoch,
+            max((group.book.furthest for group in groups), default=0),
+            frozenset(host for group in groups for host in group.hosts()),
+            frozenset(name for group in groups for name in group.slices()),
+            sum(len(group.ranks) for group in groups),
+        )
+
+
+class Place:
+    """Where the workers of a restart go; nowhere yet, or any more, without assignments."""
+
+    def __init__(self, assignments: tuple[Assignment, ...] = ()) -> None:
         self.absent = tuple(a for a in assignments if a.nowhere)
         """Of groups that have to wait for a place, when the others start."""
         self.assignments = tuple(a for a in assignments if not a.nowhere) if self.absent else assignments
         self.hosts = frozenset(a.host for a in self.assignments)
         self.slices = frozenset(a.slice for a in self.assignments)
 
-    @property
-    def has_workers(self) -> bool:
-        return self.stage in (Phase.SETTLING, Phase.STOPPING, Phase.STARTING)
 
-    def cover(self, groups: Collection[Group], epoch: int) -> None:
-        """These groups, as they are now, are what is restarted."""
-        self.groups = {group.number for group in groups}
-        groups = [group for group in groups if not group.nowhere]
-        self.old_epoch = epoch
-        self.old_furthest = max((group.book.furthest for group in groups), default=0)
-        self.old_slices = frozenset(name for group in groups for name in group.slices())
-        self.old_hosts = frozenset(host for group in groups for host in group.hosts())
-        self.old_world = sum(len(group.ranks) for group in groups)
+class Account:
+    """What a restart is for and what it takes: for the line that tells of it."""
 
-    def enter(self, stage: Phase, at: float) -> None:
-        assert (self.stage, stage) in TRANSITIONS, f"{self.stage} → {stage} is not in the table"
-        self._seconds[self.stage] = self._seconds.get(self.stage, 0.0) + at - self._entered
+    def __init__(self, origin: Incident | None, at: float) -> None:
+        self.origin = origin
+        """What it is all for; later incidents are starts that failed."""
+        self.rung = Rung.FIRST_START
+        self.snapshot: At | None = None
+        """What its workers restore from memory."""
+        self.steps_lost = 0
+        self.began = self.ordered = self.spawned = self.ready = at
+        self.restore_s = 0.0
         self._entered = at
-        self.stage = stage
+        self._seconds: dict[Phase, float] = {}
 
-    def find_rung(self) -> Rung:
-        """Which rung of the ladder this start is, read off its result."""
-        if not self.full:
-            return Rung.REPLACE_GROUPS
-        if self.old_world == 0:
-            return Rung.FIRST_START
-        if self.origin is None:
-            return Rung.RESIZE
-        if len(self.assignments) < self.old_world:
-            return Rung.SHRINK
-        return Rung.RESTART_IN_PLACE if self.hosts == self.old_hosts else Rung.REPLACE_HOSTS
+    def left(self, stage: Phase, at: float) -> None:
+        self._seconds[stage] = self._spent(stage) + at - self._entered
+        self._entered = at
 
     def recovered(self, at: float, epoch: int) -> Recovered:
         """Every rank has reported: what the recovery cost. The seconds add up to the time since it
@@ -134,3 +104,59 @@ class Restart:
 
     def _spent(self, stage: Phase) -> float:
         return self._seconds.get(stage, 0.0)
+
+
+class Restart:
+    """Where a restart stands. What it does at each stage is the controller's."""
+
+    def __init__(
+        self, key: int, *, stage: Phase, full: bool, incident: Incident | None, reason: str, began: float
+    ) -> None:
+        self.key = key
+        self.stage = stage
+        self.full = full
+        self.groups: set[int] = set()
+        """The replica groups concerned; all of them for a full restart."""
+        self.incident = incident
+        self.reason = reason
+        self.attempts = 0
+        """Starts that failed so far."""
+        self.awaits: set[TimerName] | None = None
+        """While it settles, what is waited for before workers are ended: a cause, healthy ranks' reports."""
+        self.stopping: dict[HostId, frozenset[int]] = {}
+        """Ranks to be gone, by host."""
+        self.waits_for_uploads = False
+        self.place = Place()
+        self.reservation: int | None = None
+        self.before = Before()
+        self.account = Account(incident, began)
+
+    @property
+    def has_workers(self) -> bool:
+        return self.stage in (Phase.SETTLING, Phase.STOPPING, Phase.STARTING)
+
+    def cover(self, groups: Collection[Group], epoch: int) -> None:
+        """These groups, as they are now, are what is restarted."""
+        self.groups = {group.number for group in groups}
+        self.before = Before.of([group for group in groups if not group.nowhere], epoch)
+
+    def stop_waiting_for(self, what: TimerName) -> None:
+        if self.awaits is not None:
+            self.awaits.discard(what)
+
+    def enter(self, stage: Phase, at: float) -> None:
+        assert (self.stage, stage) in TRANSITIONS, f"{self.stage} → {stage} is not in the table"
+        self.account.left(self.stage, at)
+        self.stage = stage
+
+    def find_rung(self) -> Rung:
+        """Which rung of the ladder this start is, read off its result."""
+        if not self.full:
+            return Rung.REPLACE_GROUPS
+        if self.before.world == 0:
+            return Rung.FIRST_START
+        if self.account.origin is None:
+            return Rung.RESIZE
+        if len(self.place.assignments) < self.before.world:
+            return Rung.SHRINK
+        return Rung.RESTART_IN_PLACE if self.place.hosts == self.before.hosts else Rung.REPLACE_HOSTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from everstep.control import commands as c
 from everstep.control.budgets import Budgets
@@ -11,13 +11,13 @@ from everstep.control.events import CheckpointRef, TimerName, WorkerEvent
 from everstep.control.failures import Budget
 from everstep.control.fleet import Fleet
 from everstep.control.group import Group
-from everstep.control.placement import Assignment
 from everstep.control.relocation import Relocation
 from everstep.control.reports import Settled
 from everstep.control.restart import Restart
 from everstep.control.settings import Settings
 from everstep.control.snapshots import At, Snapshots, Verdict
 from everstep.control.table import TRANSITIONS, Phase
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 _RESTART_TIMERS = (
@@ -143,9 +143,25 @@ class Run:
         """
         if self.settings.group_size is not None:
             return None
-        return self.snapshots.begin({a.rank: a.host for a in restart.assignments})
+        return self.snapshots.begin({a.rank: a.host for a in restart.place.assignments})
 
     # ------------------------------------------------------------------ restarts
+
+    def each_restart(self) -> Iterator[Restart]:
+        """Those that are under way, without what is abandoned because of what happens to one before."""
+        for restart in list(self.restarts):
+            if restart in self.restarts:
+                yield restart
+
+    @property
+    def restarting(self) -> set[int]:
+        """The groups that are being restarted."""
+        return {g for restart in self.restarts for g in restart.groups}
+
+    @property
+    def taken(self) -> set[SliceName]:
+        """The slices that they will start in."""
+        return {name for restart in self.restarts for name in restart.place.slices}
 
     def stage(self, restart: Restart, stage: Phase, at: float) -> None:
         if stage is not restart.stage:
@@ -179,8 +195,8 @@ class Run:
     def used_by_others(self, restart: Restart) -> set[SliceName]:
         """Slices that other groups train in, or that are kept for somebody."""
         used = {name for g in self.groups.values() if g.number not in restart.groups for name in g.slices()}
-        used |= {name for other in self.restarts if other is not restart for name in other.slices}
-        return used | self.relocation.kept
+        used |= {name for other in self.restarts if other is not restart for name in other.place.slices}
+        return used | self.relocation.standbys.slices
 
     # ------------------------------------------------------------------ what is always true
 

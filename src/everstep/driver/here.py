@@ -22,7 +22,6 @@ from everstep.backend.launched import LaunchedGroup
 from everstep.checkpoint import Result
 from everstep.control.commands import Outcome, PhaseChanged
 from everstep.control.events import CheckpointRef
-from everstep.control.placement import Assignment
 from everstep.control.reports import Ready, ReportBook, Settled
 from everstep.control.table import Phase
 from everstep.driver import records
@@ -45,6 +44,7 @@ from everstep.errors import (
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Limits, Store, open_store
+from everstep.topology.placement import Assignment
 
 if TYPE_CHECKING:
     from everstep.driver.run import RunSpec

@@ -14,10 +14,10 @@ from everstep.callbacks import UserCallback
 from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import StartWorkers
 from everstep.control.controller import Settings
-from everstep.control.placement import Assignment
 from everstep.driver import payload
 from everstep.engine.base import Ask, Engine
 from everstep.storage.store import Limits, Store
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
 
 

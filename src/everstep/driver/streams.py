@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from everstep.agent import wire
-from everstep.control.placement import Assignment
+from everstep.topology.placement import Assignment
 
 Key = tuple[int, int, int]
 """(epoch, generation, rank)."""

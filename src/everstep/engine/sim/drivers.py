@@ -14,13 +14,13 @@ import msgspec
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Budget
-from everstep.control.placement import Assignment
 from everstep.control.table import Phase
 from everstep.engine.sim.clock import Action, Clock
 from everstep.engine.sim.machines import Life, Worker
 from everstep.engine.sim.story import Story
 from everstep.engine.sim.violation import Violation
 from everstep.engine.sim.world import World
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import SliceName
 
 Watch = Callable[[e.AnyEvent, list[c.AnyCommand]], None]

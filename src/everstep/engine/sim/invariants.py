@@ -7,7 +7,6 @@ from collections import Counter, deque
 from everstep.control import commands as c, events as e
 from everstep.control.commands import Outcome, Rung
 from everstep.control.failures import BUDGET_OF, Budget, Kind
-from everstep.control.placement import Assignment
 from everstep.control.table import TRANSITIONS, Phase
 from everstep.engine.sim.drivers import Drivers
 from everstep.engine.sim.machines import Host
@@ -15,6 +14,7 @@ from everstep.engine.sim.scenario import Family, Scenario
 from everstep.engine.sim.told import Told
 from everstep.engine.sim.violation import Violation
 from everstep.engine.sim.world import World
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import natural_key
 
 _MAY_SPEND = {

@@ -11,10 +11,10 @@ import msgspec
 
 from everstep.control import events as e
 from everstep.control.failures import Failure
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
 from everstep.engine.sim.clock import Channel, Clock
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 GroupKey = tuple[int, int, int]

@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.control import commands as c
-from everstep.control.placement import Assignment
 from everstep.control.snapshots import At, Copy
 from everstep.engine.sim.machines import Host, Life, Worker
 from everstep.engine.sim.violation import Violation
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
 
 if TYPE_CHECKING:

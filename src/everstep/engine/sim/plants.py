@@ -11,20 +11,22 @@ from contextlib import contextmanager
 
 import msgspec
 
-from everstep.control import commands as c, events as e, fleet, placement, placing
+from everstep.control import commands as c, events as e, fleet, placing
 from everstep.control.budgets import Backoff
 from everstep.control.commands import Outcome
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Incident, Kind
 from everstep.control.fleet import Fleet
 from everstep.control.group import Group
-from everstep.control.placement import Assignment, Placement
-from everstep.control.recovery import Lost, Recovery
+from everstep.control.hosts import Hosts, Lost
+from everstep.control.recovery import Recovery
 from everstep.control.reports import ReportBook
 from everstep.control.restart import Restart
 from everstep.control.run import Run
 from everstep.control.snapshots import At, Snapshots, Verdict
 from everstep.control.table import Phase
+from everstep.topology import placement
+from everstep.topology.placement import Assignment, Placement
 from everstep.topology.slices import HostId, HostView, Slice, by_slice
 
 
@@ -94,9 +96,9 @@ def _count_before_release(self: Fleet) -> list[Slice]:
     return [s for s in self._whole_slices() if s.name not in self.broken and s.name not in self.held]
 
 
-def _reservation_is_fatal(self: Controller, reservation: int, reason: str, at: float) -> None:
-    run = self.run
-    if run.relocation.is_for_standby(reservation):
+def _reservation_is_fatal(self: Hosts, reservation: int, reason: str, at: float) -> None:
+    run = self._run
+    if reservation in run.relocation.standbys:
         run.relocation.failed(reservation, at)
         return
     for restart in list(run.restarts):
@@ -106,10 +108,10 @@ def _reservation_is_fatal(self: Controller, reservation: int, reason: str, at: f
             return
 
 
-_hosts_lost = Recovery.hosts_lost
+_hosts_lost = Hosts.lost
 
 
-def _wrong_budget(self: Recovery, lost: Collection[Lost], at: float) -> None:
+def _wrong_budget(self: Hosts, lost: Collection[Lost], at: float) -> None:
     noticed, self._run.fleet.noticed = self._run.fleet.noticed, {}
     try:
         _hosts_lost(self, lost, at)  # as if there had been no notice
@@ -218,15 +220,15 @@ PLANTS = {
         Plant(
             "fatal-timeout",
             "a reservation that times out ends the run",
-            (Controller,),
-            "_reservation_failed",
+            (Hosts,),
+            "reservation_failed",
             _reservation_is_fatal,
         ),
         Plant(
             "wrong-budget",
             "the loss of a preempted host spends the budget for failures",
-            (Recovery,),
-            "hosts_lost",
+            (Hosts,),
+            "lost",
             _wrong_budget,
         ),
         Plant(

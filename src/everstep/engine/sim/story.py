@@ -11,8 +11,8 @@ import msgspec
 
 from everstep.control.commands import CancelTimer, SetTimer
 from everstep.control.deadlines import Deadlines
-from everstep.control.placement import Assignment
 from everstep.engine.sim.scenario import Strike
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostView
 
 

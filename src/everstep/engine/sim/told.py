@@ -69,7 +69,7 @@ class Told:
     def check_size(self, brain: Controller) -> None:
         """7: a start of all workers is as large as capacity allows, and waits only if that is too little."""
         settings, fleet = self.scenario.settings, brain.run.fleet
-        planned = sum(len(restart.assignments) for restart in brain.run.restarts)
+        planned = sum(len(restart.place.assignments) for restart in brain.run.restarts)
         usable = self.whole() - fleet.broken
         possible = self._size(len(usable - fleet.noticed.keys()))
         if possible < settings.workers_min:

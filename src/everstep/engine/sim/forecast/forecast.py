@@ -18,7 +18,6 @@ from everstep.control.commands import AskReason, Rung
 from everstep.control.controller import Controller
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Failure, Kind
-from everstep.control.placement import Assignment
 from everstep.control.reports import Part
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
@@ -27,6 +26,7 @@ from everstep.engine.sim.forecast.ledger import Category, Ledger
 from everstep.engine.sim.forecast.outages import Outage, drawn, load_trace, with_notices
 from everstep.engine.sim.forecast.question import Policy, Question
 from everstep.engine.sim.forecast.training import Cadence, Stretch
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, HostView
 
 _RESERVE_S = 0.01
