@@ -26,6 +26,7 @@ from everstep.control.run import Run
 from everstep.control.settings import Settings
 from everstep.control.snapshots import At
 from everstep.control.table import Phase
+from everstep.control.watch import HangWatch
 
 __all__ = ["Controller", "Settings"]
 
@@ -38,6 +39,7 @@ class Controller:
         self.run = Run(settings)
         self._ending = Ending(self.run)
         self._recovery = Recovery(self.run, self._ending)
+        self._hangs = HangWatch(self.run, self._recovery.failed, self._ending.give_up)
 
     @property
     def phase(self) -> Phase:
@@ -121,6 +123,10 @@ class Controller:
                 self._upload_failed(event)
             case e.WorkersGone():
                 self._workers_gone(event)
+            case e.WorkersQuiet():
+                self._hangs.quiet(event)
+            case e.WorkersExamined():
+                self._hangs.examined(event)
             case e.CheckpointCommitted():
                 self._checkpoint_committed(event)
             case e.SnapshotDamaged():
@@ -323,6 +329,7 @@ class Controller:
         group = self.run.current(event)
         if group is None:
             return
+        self.run.has_reported = True
         self._recovery.stepped(group, event.rank, event.restore_s, event.at)
         self._copied(event)
         self.run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
@@ -453,6 +460,8 @@ class Controller:
             case TimerName.START:
                 if restart is not None and restart.stage is Phase.STARTING:
                     recovery.start_timed_out(restart, at)
+            case TimerName.EXAMINE:
+                self._hangs.time_is_up(event.key, at)
             case TimerName.SAY_SHORTAGE:
                 if restart is not None and restart.stage is Phase.WAITING:
                     recovery.placing.say_shortage(restart, at)
