@@ -20,6 +20,7 @@ from everstep.control.vitals import Stage
 
 TICK_S = 0.5
 """How often a worker shows that Python code can run in it."""
+_NAME = "everstep-progress"
 _SIZE = 4096
 _MOST_STACKS = 1 << 20
 _LABEL = slice(256, 384)
@@ -40,12 +41,25 @@ class _Field(IntEnum):
 def shared_memory() -> int:
     """A descriptor of memory for one worker's progress."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("everstep-progress", os.MFD_CLOEXEC)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     os.truncate(fd, _SIZE)
+    os.lseek(fd, _SIZE, os.SEEK_SET)  # stacks never overwrite the counts
     return fd
+
+
+def page_of(pid: int) -> Page | None:
+    """The memory of a worker of this machine, for whoever isn't its agent. None if it has none."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{_NAME} "):
+                return Page(os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        pass  # it has ended, or is another user's
+    return None
 
 
 class Page:
@@ -77,8 +91,13 @@ class Page:
         os.truncate(self.fd, _SIZE)
         os.lseek(self.fd, _SIZE, os.SEEK_SET)  # the worker writes where this points: the descriptor is one
 
-    def stacks(self) -> str:
-        return os.pread(self.fd, _MOST_STACKS, _SIZE).decode(errors="replace")
+    @property
+    def end(self) -> int:
+        """Where stacks that are written from now on begin."""
+        return os.fstat(self.fd).st_size
+
+    def stacks(self, since: int = _SIZE) -> str:
+        return os.pread(self.fd, _MOST_STACKS, since).strip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
         self._words.release()

@@ -52,10 +52,6 @@ class Watched:
     def stage(self) -> Stage:
         return self._seen.stage
 
-    @property
-    def main_thread(self) -> int:
-        return Seen(self.page).main_thread
-
     def look(self, pid: int, elapsed: float) -> bool:
         """Take in what has happened in this time. True if nothing has, as far as the worker itself says."""
         starved = kernel.waited_for_processor(pid)
@@ -169,12 +165,8 @@ async def find(worker: Worker) -> Finding:
     vitals = worker.watched.vitals(worker.spec, worker.pid)
     if vitals.stage is Stage.RETURNED:
         return Finding(vitals)
-    main_thread = worker.watched.main_thread
-    found = stacks.NONE
-    if main_thread and vitals.state is not State.STOPPED:
-        found = stacks.parse(await _dump(worker), main_thread)
-    if not found.main:
-        found = await asyncio.to_thread(stacks.spy, worker.pid)
+    worker.watched.page.forget_stacks()
+    found = await take_stacks(worker.pid, worker.watched.page)
     if not found.main:
         return Finding(vitals, Place.UNKNOWN, threads=stacks.in_kernel(worker.pid))
     main = found.main
@@ -187,15 +179,22 @@ async def find(worker: Worker) -> Finding:
     )
 
 
-async def _dump(worker: Worker) -> str:
+async def take_stacks(pid: int, page: Page) -> stacks.Stacks:
+    """Of a worker, by whatever means there is."""
+    found, main_thread = stacks.NONE, Seen(page).main_thread
+    if main_thread and kernel.state_of(pid) not in ("T", "t"):
+        found = stacks.parse(await _dump(pid, page), main_thread)
+    return found if found.main else await asyncio.to_thread(stacks.spy, pid)
+
+
+async def _dump(pid: int, page: Page) -> str:
     """Make it write its stacks, and read them once it has."""
-    page = worker.watched.page
-    page.forget_stacks()
-    kernel.send_signal(worker.pid, stacks.SIGNAL)
+    since = page.end
+    kernel.send_signal(pid, stacks.SIGNAL)
     text, deadline = "", time.monotonic() + _DUMP_S
     while time.monotonic() < deadline:
         await asyncio.sleep(_DUMP_LOOK_S)
-        before, text = text, page.stacks()
+        before, text = text, page.stacks(since)
         if text and text == before:
             break
     return text
