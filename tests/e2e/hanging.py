@@ -167,3 +167,39 @@ def until_told(config: dict[str, Any]) -> None:
         train.report({"step": step})
         note(config, step=step)
         time.sleep(0.05)
+
+
+def stalls_in_restore(config: dict[str, Any]) -> None:
+    """The first attempt dies after a checkpoint; in the second, a rank can't read it."""
+    context = train.get_context()
+    checkpoint = train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory():
+            if context.get_epoch() == 2 and context.get_world_rank() == config["rank"]:
+                sleep()
+    for step in range(1, config["steps"] + 1):
+        train.collective.barrier()
+        saves = context.get_world_rank() == 0 and step == 3
+        train.report({"step": step}, checkpoint=save_step(step) if saves else None)
+        if saves:
+            train.get_all_reported_checkpoints()
+        train.collective.barrier()
+        if context.get_epoch() == 1 and step == 5:
+            os._exit(3)
+
+
+def stalls_in_upload(config: dict[str, Any]) -> None:
+    """A function of the user's that uploads, and never ends."""
+    for step in range(1, config["steps"] + 1):
+        train.collective.barrier()
+        stalls = is_due(config, step)
+        train.report(
+            {"step": step},
+            checkpoint=save_step(step) if train.get_context().get_world_rank() == config["rank"] else None,
+            checkpoint_upload_fn=never_ends if stalls else None,
+        )
+
+
+def never_ends(checkpoint: train.Checkpoint, name: str) -> train.Checkpoint:
+    sleep()
+    return checkpoint

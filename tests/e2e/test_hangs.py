@@ -103,6 +103,21 @@ def test_with_jax_too(tmp_path: Path, how: str) -> None:
     assert hang.ranks == (1,)
 
 
+@pytest.mark.parametrize(
+    ("function", "failures", "stage"),
+    [(hanging.stalls_in_restore, 2, "restore"), (hanging.stalls_in_upload, 1, "checkpoint")],
+)
+def test_a_restore_and_an_upload_have_deadlines_of_their_own(
+    tmp_path: Path, function: Any, failures: int, stage: str
+) -> None:
+    limits = Deadlines(hang_s=3.0, hang_look_s=0.25, hang_restore_s=4.0, hang_checkpoint_s=4.0)
+    run(tmp_path, function, failures=FailureConfig(max_failures=failures), limits=limits)
+    (hang,) = hangs(tmp_path)
+    assert hang.ranks == (1,)
+    assert f"in {stage}" in hang.message
+    assert "in sleep" in hang.message
+
+
 def test_without_budget_the_run_ends_with_the_rank_its_line_and_its_stack(tmp_path: Path) -> None:
     with pytest.raises(NCCLHangError, match="rank 1 on .* no progress for") as caught:
         run(tmp_path, hanging.with_barriers, how="sleep", failures=FailureConfig())
