@@ -130,6 +130,7 @@ class Faults:
         worker = self.rng.choice(found)
         self.world.fault()
         worker.hung = True
+        self.world.hung.add((worker.epoch, worker.rank))
         return f"rank {worker.rank} of epoch {worker.epoch} hangs"
 
     def _kill_template(self) -> str:

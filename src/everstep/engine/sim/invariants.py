@@ -273,13 +273,8 @@ class Invariants:
 
     def _check_hang(self, command: c.HangSeen) -> None:
         """Who is named hangs, and not one that waits for it, or that is at work."""
-        hung = {
-            w.rank
-            for h in self.world.hosts.values()
-            for w in h.workers
-            if w.hung and w.epoch == command.epoch
-        }
-        self._require(set(command.ranks) <= hung, f"ranks {command.ranks} are named, and don't hang")
+        named = {(command.epoch, rank) for rank in command.ranks}
+        self._require(named <= self.world.hung, f"ranks {command.ranks} are named, and don't hang")
 
     def _check_charge(self, command: c.RecoveryDecided) -> None:
         """6."""
