@@ -112,7 +112,7 @@ def test_time_without_a_processor_is_not_silence(
     page: Page, idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starved = iter(range(100))
-    monkeypatch.setattr(kernel, "waited_for_processor", lambda pid: float(next(starved)))
+    monkeypatch.setattr(kernel, "scheduled", lambda pid: kernel.Scheduled(0.0, float(next(starved)), 0))
     watched = Watched(page)
     look(watched, idle, 20)
     assert vitals(watched).quiet_s <= 1.0

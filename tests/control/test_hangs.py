@@ -17,8 +17,8 @@ from everstep.control.table import Phase
 from everstep.control.vitals import Finding, Place, Stage, State, Vitals
 
 LIMITS = Deadlines()
-STEP = Vitals(0, 0, Stage.TRAINING, 0.5, 0.0, 0.0, 1.0, 0.0, 10, 10)
-STILL = msgspec.structs.replace(STEP, quiet_s=25.0, still_s=25.0)
+STEP = Vitals(0, 0, Stage.TRAINING, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0, 10, 10)
+STILL = msgspec.structs.replace(STEP, quiet_s=25.0, still_s=25.0, asleep_s=25.0)
 
 
 def rank(number: int, vitals: Vitals = STILL, place: Place = Place.WORKING, **changes: Any) -> Finding:
@@ -29,8 +29,8 @@ def waiting(number: int, **changes: Any) -> Finding:
     return rank(number, STILL, Place.COLLECTIVE, **changes)
 
 
-def blamed(*found: Finding, alone: bool = True) -> tuple[int, ...] | None:
-    verdict = judge(found, LIMITS, alone=alone)
+def blamed(*found: Finding, others: tuple[Finding, ...] | None = None) -> tuple[int, ...] | None:
+    verdict = judge(found, LIMITS, others)
     return None if verdict is None else verdict.culprits
 
 
@@ -99,7 +99,7 @@ def test_who_waits_for_something_is_not_to_blame_while_another_rank_is_busy() ->
 
 
 def test_who_waits_for_something_while_all_others_get_on_is_to_blame() -> None:
-    assert blamed(rank(0, STEP), rank(1, STILL, Place.WAITING)) == (1,)
+    assert blamed(rank(0, STEP, reports=12), rank(1, STILL, Place.WAITING)) == (1,)
 
 
 def test_a_rank_that_has_returned_is_to_blame_if_all_others_wait() -> None:
@@ -107,7 +107,12 @@ def test_a_rank_that_has_returned_is_to_blame_if_all_others_wait() -> None:
 
 
 def test_a_rank_that_has_returned_is_not_to_blame_for_one_that_hangs_by_itself() -> None:
-    assert blamed(rank(0), rank(1, stage=Stage.RETURNED)) == (0,)
+    assert blamed(rank(0), rank(1, stage=Stage.RETURNED, reports=12)) == (0,)
+
+
+def test_the_last_rank_may_take_its_time_after_the_others_have_returned() -> None:
+    assert blamed(rank(0), rank(1, stage=Stage.RETURNED)) is None
+    assert blamed(rank(0, STILL, Place.WAITING), rank(1, stage=Stage.RETURNED)) is None
 
 
 def test_who_has_not_reported_is_to_blame_if_a_report_waits_for_it() -> None:
@@ -118,9 +123,60 @@ def test_who_has_not_reported_is_to_blame_if_a_report_waits_for_it() -> None:
     )
 
 
-def test_a_group_of_which_all_wait_may_wait_for_another_group() -> None:
-    assert blamed(waiting(0), waiting(1), alone=False) is None
-    assert blamed(waiting(0), waiting(1)) == (0, 1)
+def test_ranks_that_wait_in_different_collectives_can_not_meet() -> None:
+    found = [msgspec.structs.replace(waiting(n), stack=f"line {n // 2}") for n in range(3)]
+    assert blamed(*found) == (2,)
+    assert blamed(*found, others=()) is None  # they may wait for another replica group
+
+
+def test_ranks_that_wait_in_the_same_collective_may_have_a_slow_network() -> None:
+    assert blamed(waiting(0), waiting(1)) is None
+    far = {"quiet_s": 1000.0, "still_s": 1000.0}
+    assert blamed(waiting(0, **far), waiting(1, **far)) == (0, 1)
+
+
+# ---------------------------------------------------------------------- who only does nothing
+
+
+@pytest.mark.parametrize("place", [Place.WORKING, Place.WAITING, Place.UNKNOWN])
+def test_ranks_that_do_nothing_together_hang_only_after_far_longer_than_any_step(place: Place) -> None:
+    def idle(seconds: float, usual: float = 1.0) -> tuple[int, ...] | None:
+        still = {"quiet_s": seconds, "still_s": seconds, "asleep_s": seconds, "usual_s": usual}
+        return blamed(rank(0, STILL, place, **still), rank(1, STILL, place, **still))
+
+    assert idle(25.0) is None
+    assert idle(890.0) is None
+    assert idle(910.0) == (0, 1)
+    assert idle(910.0, usual=100.0) is None
+    assert idle(1010.0, usual=100.0) == (0, 1)
+
+
+def test_a_single_worker_that_does_nothing_may_wait_for_something() -> None:
+    assert blamed(rank(0)) is None
+    assert blamed(rank(0, held_s=25.0)) is None
+    assert blamed(rank(0, state=State.STOPPED)) == (0,)
+
+
+def test_a_loop_of_the_users_that_waits_for_something_is_left_alone() -> None:
+    assert blamed(rank(0, asleep_s=1.0), waiting(1)) is None
+    assert blamed(rank(0, STILL, Place.WAITING, asleep_s=1.0), waiting(1)) == (0,)
+
+
+def test_a_rank_whose_peers_are_ahead_by_reports_is_to_blame_though_they_do_not_wait() -> None:
+    assert blamed(rank(0, STEP, reports=14), rank(1), rank(2, STEP, reports=14)) == (1,)
+
+
+def test_a_replica_group_of_one_worker_hangs_if_the_other_groups_train_or_wait() -> None:
+    assert blamed(rank(1), others=(rank(0, STEP),)) == (1,)
+    assert blamed(rank(1), others=(waiting(0),)) == (1,)
+    assert blamed(rank(1), others=(rank(0),)) is None
+    assert blamed(waiting(1), others=(rank(0, STEP),)) is None  # it waits for a quorum
+
+
+def test_long_steps_are_given_little_more_than_they_usually_take() -> None:
+    steps = {"usual_s": 300.0, "still_s": 300.0, "asleep_s": 300.0}
+    assert blamed(rank(0, quiet_s=310.0, **steps), waiting(1)) is None
+    assert blamed(rank(0, quiet_s=320.0, **steps), waiting(1)) == (0,)
 
 
 # ---------------------------------------------------------------------- what is done about it
@@ -188,6 +244,17 @@ def test_who_has_moved_by_the_time_of_the_look_is_left_alone_and_looked_at_again
     assert len({command.look for command in run.all(c.ExamineWorkers)}) == 2
 
 
+def test_another_rank_that_is_overdue_is_looked_at_at_once() -> None:
+    run = hands()
+    quiet(run, 0)
+    examine(run, waiting(0), rank(1, STEP), waiting(2))
+    quiet(run, 2)
+    assert len({command.look for command in run.all(c.ExamineWorkers)}) == 1
+    quiet(run, 1)
+    examine(run, *HUNG)
+    assert run.last(c.HangSeen).ranks == (1,)
+
+
 def test_a_host_that_does_not_answer_is_not_waited_for_longer_than_its_deadline() -> None:
     run = hands()
     quiet(run, 1)
@@ -207,7 +274,7 @@ def test_a_failure_during_the_look_is_the_failure() -> None:
 
 def test_a_warning_is_given_once_and_again_only_after_it_has_moved() -> None:
     run = hands(OnHang.WARN)
-    for expected, age in ((1, 0.0), (1, 100.0), (2, -5.0)):
+    for expected, age in ((1, 10.0), (1, 100.0), (2, 0.0)):
         run.pass_time(LIMITS.hang_s)
         changes = {"quiet_s": STILL.quiet_s + age, "still_s": STILL.still_s + age}
         quiet(run, 1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import everstep as train
@@ -123,6 +124,44 @@ def evaluates(config: dict[str, Any]) -> None:
         note(config, step=step)
 
 
+def at_step_three(config: dict[str, Any], dawdle: Callable[[], None], ranks: tuple[int, ...]) -> None:
+    """These ranks do something else for longer than makes a hang, and the others wait for them."""
+    for step in range(1, 6):
+        if step == 3 and train.get_context().get_world_rank() in ranks:
+            dawdle()
+        train.collective.barrier()
+        train.report({"step": step})
+
+
+def idles(config: dict[str, Any]) -> None:
+    """All ranks wait for data, and nothing says that it is on its way."""
+    at_step_three(config, lambda: time.sleep(config["idle_s"]), (0, 1, 2))
+
+
+def naps(config: dict[str, Any]) -> None:
+    """Rank 0 sleeps, does next to nothing, and sleeps again."""
+    at_step_three(config, lambda: [time.sleep(config["nap_s"]) for _ in range(4)] and None, (0,))
+
+
+def polls(config: dict[str, Any]) -> None:
+    """Rank 0 looks now and then whether it may go on."""
+
+    def poll() -> None:
+        until = time.monotonic() + config["idle_s"]
+        while time.monotonic() < until:
+            time.sleep(0.5)
+
+    at_step_three(config, poll, (0,))
+
+
+def compiles(config: dict[str, Any]) -> None:
+    """Rank 0 waits for a compiler, which is a process of its own."""
+    compiler = (
+        f"import time\nuntil = time.monotonic() + {config['busy_s']}\nwhile time.monotonic() < until: pass"
+    )
+    at_step_three(config, lambda: subprocess.run([sys.executable, "-c", compiler], check=True) and None, (0,))
+
+
 def pauses(config: dict[str, Any]) -> None:
     """All ranks do nothing at all, for much longer than a step takes, and say so first."""
     for step in range(1, 6):
@@ -164,6 +203,20 @@ def until_told(config: dict[str, Any]) -> None:
     step = 0
     while not os.path.exists(config["enough"]):
         step += 1
+        train.report({"step": step})
+        note(config, step=step)
+        time.sleep(0.05)
+
+
+def until_told_or_hung(config: dict[str, Any]) -> None:
+    """The same, in step with the ranks of its replica group; one rank hangs when there is a file, once."""
+    step = 0
+    hangs = Path(config["hangs"])
+    while not train.collective.broadcast_from_rank_zero(os.path.exists(config["enough"])):
+        step += 1
+        if train.get_context().get_world_rank() == config["rank"] and hangs.exists():
+            hangs.unlink()
+            sleep()
         train.report({"step": step})
         note(config, step=step)
         time.sleep(0.05)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from threading import Thread
@@ -23,6 +25,7 @@ from everstep import (
 from everstep.control.commands import HangSeen, Recovered
 from everstep.control.failures import Kind
 from everstep.driver import journal
+from everstep.driver.registry import live_runs
 from everstep.jax import JaxTrainer
 from everstep.torch import TorchTrainer
 from everstep.trainer import Trainer as AnyTrainer
@@ -131,10 +134,21 @@ def test_on_hang_fail_ends_the_run_although_restarts_are_left(tmp_path: Path) ->
     assert [hang.action for hang in hangs(tmp_path)] == ["fail"]
 
 
-@pytest.mark.parametrize("function", [hanging.evaluates, hanging.pauses, hanging.beats])
+@pytest.mark.parametrize(
+    "function",
+    [
+        hanging.evaluates,
+        hanging.compiles,
+        hanging.idles,
+        hanging.naps,
+        hanging.polls,
+        hanging.pauses,
+        hanging.beats,
+    ],
+)
 def test_what_only_looks_like_a_hang_is_left_alone(tmp_path: Path, function: Any) -> None:
     (tmp_path / "notes").mkdir()
-    run(tmp_path, function, busy_s=12.0, idle_s=8.0, notes=str(tmp_path / "notes"))
+    run(tmp_path, function, busy_s=8.0, idle_s=8.0, nap_s=2.0, notes=str(tmp_path / "notes"))
     assert not hangs(tmp_path)
 
 
@@ -161,6 +175,93 @@ def test_a_machine_that_was_suspended_is_not_a_hang(tmp_path: Path) -> None:
     enough.touch()
     running.join()
     assert not hangs(tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_replica_group_that_hangs_is_replaced_and_the_others_never_stop(tmp_path: Path, size: int) -> None:
+    where, enough, hung = tmp_path / "notes", tmp_path / "enough", tmp_path / "hang"
+    where.mkdir()
+    trainer = Trainer(
+        hanging.until_told_or_hung,
+        train_loop_config={"notes": str(where), "enough": str(enough), "hangs": str(hung), "rank": size},
+        scaling_config=ScalingConfig(num_workers=2 * size, replica_group_size=size),
+        run_config=config(tmp_path, FailureConfig(max_failures=1)),
+    )
+    running = Thread(target=trainer.fit)
+    running.start()
+    wait_for(lambda: len(notes(where)) == 2 * size and _steps(where) >= 20 * size, "steps of every rank")
+    before = _pids(where)
+    hung.touch()
+    wait_for(lambda: _pids(where)[size] != before[size], "a new process of the rank that hangs")
+    enough.touch()
+    running.join()
+    (hang,) = hangs(tmp_path)
+    assert hang.ranks == (size,)
+    after = _pids(where)
+    assert {rank for rank, pid in after.items() if pid == before[rank]} == set(range(size))
+
+
+DRIVER = """
+import sys
+from everstep import Deadlines, FailureConfig, RunConfig, ScalingConfig, Trainer
+from e2e import hanging
+
+Trainer(
+    hanging.until_told,
+    train_loop_config={"notes": sys.argv[1] + "/notes", "enough": sys.argv[1] + "/enough"},
+    scaling_config=ScalingConfig(num_workers=3),
+    run_config=RunConfig(
+        name="hangs",
+        storage_path=sys.argv[1],
+        failure_config=FailureConfig(max_failures=1),
+        deadlines=Deadlines(hang_s=3.0, hang_look_s=0.25),
+    ),
+).fit()
+"""
+
+
+def test_a_driver_that_takes_over_sees_the_hangs_that_are_there_and_no_others(tmp_path: Path) -> None:
+    where = tmp_path / "notes"
+    where.mkdir()
+
+    def drive() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)])
+
+    def wait_for_steps(more: int) -> None:
+        before = {rank: len(rows) for rank, rows in notes(where).items()}
+        wait_for(
+            lambda: (
+                len(notes(where)) == WORLD
+                and all(len(rows) >= before.get(rank, 0) + more for rank, rows in notes(where).items())
+            ),
+            "steps of every rank",
+        )
+
+    with drive() as first:
+        wait_for_steps(20)
+        first.kill()
+    wait_for_steps(100)  # nobody drives: at a step's pace, for longer than makes a hang
+    with drive() as second:
+        wait_for(lambda: _driver() == second.pid, "the take-over")
+        wait_for_steps(100)
+        assert not hangs(tmp_path)
+        second.kill()
+    os.kill(_pids(where)[1], signal.SIGSTOP)
+    with drive() as third:
+        wait_for(lambda: hangs(tmp_path), "the hang")
+        wait_for_steps(20)
+        (tmp_path / "enough").touch()
+    assert third.returncode == 0
+    assert [hang.ranks for hang in hangs(tmp_path)] == [(1,)]
+
+
+def _driver() -> int:
+    live = live_runs().get("hangs")
+    return live.driver_pid if live is not None else 0
+
+
+def _pids(where: Path) -> dict[int, int]:
+    return {rank: rows[-1]["pid"] for rank, rows in notes(where).items()}
 
 
 def _steps(where: Path) -> int:

@@ -157,12 +157,14 @@ class Used(NamedTuple):
     """What a process and all below it have used so far."""
 
     seconds: float
+    waited: float
+    """Seconds in which main threads could have run, and got no processor."""
     traffic: int
     """Bytes read and written, by whatever means but sockets."""
     processes: frozenset[int]
 
     def is_more_than(self, before: Used, seconds: float, traffic: float) -> bool:
-        worked = abs(self.seconds - before.seconds) >= seconds
+        worked = abs(self.seconds - before.seconds) + abs(self.waited - before.waited) >= seconds
         return worked or abs(self.traffic - before.traffic) >= traffic or self.processes != before.processes
 
 
@@ -181,7 +183,8 @@ def used_by(roots: Collection[int]) -> dict[int, Used]:
             family.add(pid := queue.pop())
             queue += children.get(pid, ())
         seconds, traffic = zip(*(_used_by_one(pid) for pid in family), strict=True)
-        found[root] = Used(sum(seconds), sum(traffic), frozenset(family))
+        waited = sum(scheduled(pid).waited for pid in family)
+        found[root] = Used(sum(seconds), waited, sum(traffic), frozenset(family))
     return found
 
 
@@ -197,14 +200,24 @@ def _used_by_one(pid: int) -> tuple[float, int]:
     return ticks / os.sysconf("SC_CLK_TCK"), traffic
 
 
-def waited_for_processor(pid: int) -> float:
-    """Seconds in which this process's main thread could have run, and got no processor; 0 where that isn't
-    told.
-    """
+class Scheduled(NamedTuple):
+    """What a process's main thread got of the processors so far."""
+
+    ran: float
+    """Seconds."""
+    waited: float
+    """Seconds in which it could have run, and got no processor."""
+    times: int
+    """How often it was woken up, or got another turn."""
+
+
+def scheduled(pid: int) -> Scheduled:
+    """All 0 where the kernel doesn't tell."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        ran, waited, times = map(int, Path(f"/proc/{pid}/schedstat").read_bytes().split())
+    except (OSError, ValueError):
+        return Scheduled(0.0, 0.0, 0)
+    return Scheduled(ran / 1e9, waited / 1e9, times)
 
 
 def state_of(pid: int) -> str:

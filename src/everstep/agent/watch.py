@@ -22,6 +22,10 @@ _BUSY = 0.05
 """Share of one processor that a worker and its children use at least, if they do something. A process that
 only waits has threads that look at the time, or beat: that is up to 2 %.
 """
+_MAIN_BUSY = 0.002
+"""The same for its main thread alone, which has nothing to do but training. Waiting for something with a time
+limit, over and over, takes less.
+"""
 _TRAFFIC = 1 << 16
 """Bytes a second that they read and write at least, if they wait for a disk."""
 _RECENT = 64
@@ -38,7 +42,7 @@ class Watched:
     def __init__(self, page: Page) -> None:
         self.page = page
         self._seen = Seen(page)
-        self._quiet = self._still = self._locked = 0.0
+        self._quiet = self._still = self._locked = self._asleep = 0.0
         self._longest_still = 0.0
         """Since the last progress."""
         self._lull: dict[Stage, float] = {}
@@ -46,7 +50,9 @@ class Watched:
         self._used: kernel.Used | None = None
         self._unaccounted = 0.0
         """Time since then."""
-        self._starved = 0.0
+        self._scheduled = kernel.Scheduled(0.0, 0.0, 0)
+        self._ran = 0.0
+        """What the main thread had run by then."""
 
     @property
     def stage(self) -> Stage:
@@ -54,9 +60,9 @@ class Watched:
 
     def look(self, pid: int, elapsed: float) -> bool:
         """Take in what has happened in this time. True if nothing has, as far as the worker itself says."""
-        starved = kernel.waited_for_processor(pid)
-        counted = max(0.0, elapsed - max(0.0, starved - self._starved))
-        self._starved = starved
+        last, self._scheduled = self._scheduled, kernel.scheduled(pid)
+        counted = max(0.0, elapsed - max(0.0, self._scheduled.waited - last.waited))
+        self._asleep = 0.0 if self._scheduled.times != last.times else self._asleep + counted
         now, before = Seen(self.page), self._seen
         self._seen = now
         self._locked = 0.0 if now.ticks != before.ticks else self._locked + counted
@@ -77,14 +83,21 @@ class Watched:
     def account(self, used: kernel.Used) -> None:
         """What it and its children have used until now, while it makes no progress."""
         before, seconds = self._used, self._unaccounted
+        ran, self._ran = self._scheduled.ran - self._ran, self._scheduled.ran
         self._used, self._unaccounted = used, 0.0
         if before is None:
             return
-        if used.is_more_than(before, _BUSY * seconds, _TRAFFIC * seconds):
+        if ran >= _MAIN_BUSY * seconds or used.is_more_than(before, _BUSY * seconds, _TRAFFIC * seconds):
             self._still = 0.0
         else:
             self._still += seconds
             self._longest_still = max(self._longest_still, self._still)
+
+    def disturbed(self, pid: int) -> None:
+        """We have woken it up ourselves, to see where it is: that is no sign of life."""
+        ran = self._scheduled.ran
+        self._scheduled = kernel.scheduled(pid)
+        self._ran += self._scheduled.ran - ran
 
     def is_quiet_for(self, seconds: float) -> bool:
         return self._quiet >= seconds and self.stage not in (Stage.START, Stage.RETURNED)
@@ -97,6 +110,7 @@ class Watched:
             seen.stage,
             self._quiet,
             min(self._still, self._quiet),
+            min(self._asleep, self._quiet),
             self._locked if self._locked > _LOCKED_S else 0.0,
             self._usual(),
             self._lull.get(seen.stage, 0.0),
@@ -167,6 +181,7 @@ async def find(worker: Worker) -> Finding:
         return Finding(vitals)
     worker.watched.page.forget_stacks()
     found = await take_stacks(worker.pid, worker.watched.page)
+    worker.watched.disturbed(worker.pid)
     if not found.main:
         return Finding(vitals, Place.UNKNOWN, threads=stacks.in_kernel(worker.pid))
     main = found.main

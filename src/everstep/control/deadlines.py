@@ -51,10 +51,15 @@ class Deadlines:
     """After this long, a checkpoint that is not committed yet is warned about, whatever it waits for."""
     capacity_log_s: float = 30.0
     """How often to say again what a waiting run is waiting for."""
-    hang_s: float = 20.0
-    """A worker that should have made progress by now counts as hung once it has been still for this long:
-    neither it nor its child processes used a processor, read or wrote. Also one in which no Python code could
-    run for this long.
+    hang_s: float = 24.0
+    """A worker that other ranks wait for, or are ahead of, and that should have made progress by now, counts
+    as hung once it has been stuck for this long: its main thread in one and the same call, and neither it nor
+    its child processes used a processor, read or wrote. Also one in which no Python code could run for this
+    long.
+    """
+    hang_idle_s: float = 900.0
+    """Workers that are still, none of them behind the others, count as hung after this long, and ten times
+    as long as they have taken between two reports: nothing says that they don't wait for something.
     """
     hang_first_s: float = 600.0
     """The same before its first report: it may be waiting for data."""

@@ -52,6 +52,8 @@ class Vitals(msgspec.Struct, frozen=True):
     """Since it made progress: a report, a heartbeat, a collective, another stage."""
     still_s: float
     """Since it made progress, or it or a child of its used a processor, read or wrote."""
+    asleep_s: float
+    """Since its main thread last woke up, or made progress: all that time it was in one and the same call."""
     held_s: float
     """Since Python code could run in it: so long has a C call kept Python's lock."""
     usual_s: float

@@ -23,11 +23,15 @@ Incarnation = tuple[int, int, int]
 
 
 class Look:
-    """A closer look at the ranks of one group, while it lasts."""
+    """A closer look at the ranks of one group, and at those of the others that may wait for it, while it
+    lasts.
+    """
 
-    def __init__(self, key: int, of: Incarnation, hosts: set[HostId]) -> None:
+    def __init__(self, key: int, of: Incarnation, rank: int, hosts: set[HostId]) -> None:
         self.key = key
         self.of = of
+        self.rank = rank
+        """It is overdue."""
         self.awaited = hosts
         self.found: list[Finding] = []
 
@@ -47,8 +51,10 @@ class HangWatch:
         self._give_up = give_up
         self._looks: dict[int, Look] = {}
         """By replica group."""
-        self._again: dict[Incarnation, float] = {}
-        """When a group that turned out to be at work, or was warned about, is looked at again."""
+        self._again: dict[Incarnation, tuple[float, set[int]]] = {}
+        """When a group that turned out to be at work, or was warned about, is looked at again, unless another
+        rank than these is overdue.
+        """
         self._warned: dict[Incarnation, tuple[tuple[int, ...], float]] = {}
         """Whom the user was warned of, and how long it had been quiet then."""
 
@@ -58,10 +64,12 @@ class HangWatch:
             group = self._run.group_of(vitals.rank) if event.epoch == self._run.epoch else None
             if group is None or group.generation != vitals.generation or not self._trains(group):
                 continue
+            if group.number in self._looks or not is_overdue(vitals, self._limits):
+                continue
             of = self._incarnation(group)
-            looked = group.number in self._looks or event.at < self._again.get(of, event.at)
-            if not looked and is_overdue(vitals, self._limits):
-                self._look(group, of, event.at)
+            again, known = self._again.get(of, (event.at, set()))
+            if event.at >= again or vitals.rank not in known:
+                self._look(group, of, vitals.rank, event.at)
 
     def _trains(self, group: Group) -> bool:
         restarting = any(group.number in restart.groups for restart in self._run.restarts)
@@ -70,8 +78,9 @@ class HangWatch:
     def _incarnation(self, group: Group) -> Incarnation:
         return self._run.epoch, group.number, group.generation
 
-    def _look(self, group: Group, of: Incarnation, at: float) -> None:
-        look = Look(self._run.next_key(), of, set(group.hosts()))
+    def _look(self, group: Group, of: Incarnation, rank: int, at: float) -> None:
+        hosts = {host for other in self._run.groups.values() if self._trains(other) for host in other.hosts()}
+        look = Look(self._run.next_key(), of, rank, hosts)
         self._looks[group.number] = look
         for host in sorted(look.awaited):
             self._run.do(c.ExamineWorkers(host, self._run.epoch, look.key))
@@ -98,10 +107,12 @@ class HangWatch:
         del self._looks[look.of[1]]
         if group is None or self._incarnation(group) != look.of or not self._trains(group):
             return  # something else has happened to it meanwhile
-        found = [f for f in look.found if f.vitals.rank in group.ranks - group.gone]
-        found = [f for f in found if f.vitals.generation == group.generation]
-        verdict = judge(found, self._limits, alone=len(run.groups) == 1)
-        self._again[look.of] = at + self._limits.hang_s
+        found = _of(group, look.found)
+        others = [other for other in run.groups.values() if other is not group]
+        theirs = [f for other in others if self._trains(other) for f in _of(other, look.found)]
+        verdict = judge(found, self._limits, theirs if others else None)
+        overdue = {f.vitals.rank for f in found if is_overdue(f.vitals, self._limits)}
+        self._again[look.of] = at + self._limits.hang_s, overdue | {look.rank}
         if verdict is not None:
             self._act(look, group, verdict, found, at)
 
@@ -110,7 +121,7 @@ class HangWatch:
         first = next(f for f in found if f.vitals.rank == verdict.culprits[0])
         quiet = max(f.vitals.quiet_s for f in found if f.vitals.stage is not Stage.RETURNED)
         action = run.settings.on_hang
-        if action is OnHang.RESTART and not run.has_reported and not any(f.vitals.collectives for f in found):
+        if action is OnHang.RESTART and not run.has_reported and not _have_begun(found):
             action = OnHang.WARN  # nothing says that this function ever reports
         if action is OnHang.WARN and self._is_warned(look.of, verdict, quiet):
             return
@@ -136,3 +147,13 @@ class HangWatch:
         before = self._warned.get(of)
         self._warned[of] = (verdict.culprits, quiet)
         return before is not None and before[0] == verdict.culprits and quiet >= before[1]
+
+
+def _of(group: Group, found: list[Finding]) -> list[Finding]:
+    """Of the workers that the group has now."""
+    present = group.ranks - group.gone
+    return [f for f in found if f.vitals.rank in present and f.vitals.generation == group.generation]
+
+
+def _have_begun(found: list[Finding]) -> bool:
+    return any(f.vitals.reports or f.vitals.collectives for f in found)

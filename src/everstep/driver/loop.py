@@ -298,7 +298,9 @@ class Driver:
                 kept = wire.Kept(command.kept, command.upto)
                 self.workers.tell(command.epoch, list(command.ranks), kept)
             case c.ExamineWorkers():
-                self._engine.send(command.host, wire.Examine(self._lease.number, command.epoch, command.look))
+                self._engine.send(
+                    command.host, wire.Examine(self._lease.precedence, command.epoch, command.look)
+                )
             case c.KeepStacks():
                 self._spawn(self._keep(command.name, stacks_page(command).encode(), "stacks of workers"))
             case c.AskCheckpoint():

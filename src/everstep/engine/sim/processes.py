@@ -239,6 +239,7 @@ class Processes:
             Stage.RETURNED if worker.life is Life.RETURNED else trains,
             quiet,
             quiet if self._stands_still(worker) else 0.0,
+            quiet if self._stands_still(worker) else 0.0,
             0.0,
             min(quiet, world.scenario.step_s),
             0.0,
