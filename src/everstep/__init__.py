@@ -73,6 +73,8 @@ if TYPE_CHECKING:
         get_checkpoint as get_checkpoint,
         get_context as get_context,
         get_preemption_info as get_preemption_info,
+        heartbeat as heartbeat,
+        pause as pause,
         report as report,
         should_checkpoint as should_checkpoint,
     )
@@ -127,6 +129,8 @@ _HOMES = {
         "get_checkpoint",
         "get_context",
         "get_preemption_info",
+        "heartbeat",
+        "pause",
         "report",
         "should_checkpoint",
     ),

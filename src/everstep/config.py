@@ -189,7 +189,7 @@ class FailureConfig:
     """How many recoveries each kind of failure may cost. -1 is without limit, 0 is none."""
 
     max_failures: int = 0
-    """For a worker's exception, exit or signal, and for hosts lost without notice."""
+    """For a worker's exception, exit or signal, for workers that hang, and for hosts lost without notice."""
     _: KW_ONLY
     controller_failure_limit: int = -1
     """For starts, rendezvous and reservations that failed or timed out."""
@@ -198,6 +198,10 @@ class FailureConfig:
     max_replica_failures: int | None = None
     """For replica groups that are replaced while others train on; after that, all workers restart instead,
     which spends ``max_failures``. ``None``: a replacement spends ``max_failures`` itself.
+    """
+    on_hang: Literal["restart", "warn", "fail"] = "restart"
+    """When workers make no progress any more: restart them, which spends ``max_failures``; only say so; or
+    end the run. When that is: ``Deadlines.hang_s`` and those next to it.
     """
 
     def __post_init__(self) -> None:
@@ -218,6 +222,7 @@ class FailureConfig:
                     "an int of at least -1",
                     "Use -1 for no limit, 0 to fail at the first",
                 )
+        _require_choice("FailureConfig.on_hang", self.on_hang, ("restart", "warn", "fail"))
 
 
 @answers_unknown_arguments

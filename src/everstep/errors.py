@@ -140,8 +140,10 @@ class WorkerGroupError(TrainingFailedError):
 
 
 class NCCLHangError(WorkerGroupError):
-    """Ray Train's, for ``except`` clauses: Everstep doesn't look for hangs. A collective that runs into its
-    time limit is a ``WorkerGroupError``.
+    """Workers hang, and the budget for it is spent, or ``FailureConfig(on_hang="fail")`` allows none.
+
+    The name is Ray Train's; it is raised for every kind of hang, with or without NCCL. A collective that runs
+    into its own time limit first is a ``WorkerGroupError``.
     """
 
 

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from everstep.agent import wire
+from everstep.agent.progress import Progress
 from everstep.agreed import AgreedValue
 from everstep.checkpoint import (
     Checkpoint,
@@ -27,6 +28,7 @@ from everstep.checkpoint import (
     CheckpointUploadMode,
     ReportedCheckpoint,
 )
+from everstep.control.vitals import Stage
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
@@ -134,9 +136,16 @@ class TrainContext(TuneContext):
 class Session:
     """The state behind the functions below."""
 
-    def __init__(self, spec: wire.WorkerSpec, link: Link, memory: HostMemory | None = None) -> None:
+    def __init__(
+        self,
+        spec: wire.WorkerSpec,
+        link: Link,
+        memory: HostMemory | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """``memory``: of the host, for snapshots that outlive this process."""
         self.spec = spec
+        self.progress = progress or Progress()
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
@@ -183,6 +192,22 @@ class Session:
         upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
         state: Restorable | None = None,
         step: int | None = None,
+    ) -> None:
+        saves = checkpoint is not None or state is not None
+        with self.progress.during(Stage.CHECKPOINT) if saves else nullcontext():
+            self._report(metrics, checkpoint, dir_name, mode, delete_local, upload_fn, state, step)
+        self.progress.reported()
+
+    def _report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None,
+        dir_name: str | None,
+        mode: CheckpointUploadMode,
+        delete_local: bool | None,
+        upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
+        state: Restorable | None,
+        step: int | None,
     ) -> None:
         raw = _EMPTY
         if self._sends_metrics or not isinstance(metrics, dict):
@@ -418,12 +443,13 @@ class Session:
 
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there, and the last state."""
-        slot = self._state.unsaved(self._index + 1)
-        if slot is not None:
-            self._index += 1
-            report = wire.Report(self._index, self._metrics, None, True, 0.0, True, silent=True)
-            self._send_state(report, slot)
-        self._uploads.wait()
+        with self.progress.during(Stage.CHECKPOINT):
+            slot = self._state.unsaved(self._index + 1)
+            if slot is not None:
+                self._index += 1
+                report = wire.Report(self._index, self._metrics, None, True, 0.0, True, silent=True)
+                self._send_state(report, slot)
+            self._uploads.wait()
         self._raise_failed_upload()
 
     # ------------------------------------------------------------------ restoring
@@ -527,7 +553,8 @@ class Session:
         ]
 
     def _list(self, what: str, upto: int, timeout_s: float | None) -> list[wire.Listed]:
-        return wire.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
+        with self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
+            return wire.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
 
     def restored(self) -> None:
         if not self._index:
@@ -536,6 +563,7 @@ class Session:
     def begin(self) -> None:
         """The training function starts now."""
         self._began = time.monotonic()
+        self.progress.enter(Stage.FIRST_STEP)
 
     # ------------------------------------------------------------------ asking
 
@@ -560,18 +588,13 @@ class RestoredCheckpoint(Checkpoint):
     _is_committed = True
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        try:
+        with _restoring():
             return super().to_directory(path)
-        finally:
-            _noted_restore()
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        with restore.borrow(self._store(), restore.default_cache()) as folder:
-            try:
-                yield str(folder)
-            finally:
-                _noted_restore()
+        with _restoring(), restore.borrow(self._store(), restore.default_cache()) as folder:
+            yield str(folder)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_plain_checkpoint, (self.path, self._options))
@@ -640,8 +663,15 @@ def enter(session: Session | None) -> None:
     _session, _pid = session, os.getpid()
 
 
-def _noted_restore() -> None:
-    if _session is not None:
+@contextmanager
+def _restoring() -> Iterator[None]:
+    if _session is None:
+        yield
+        return
+    try:
+        with _session.progress.during(Stage.RESTORE):
+            yield
+    finally:
         _session.restored()
 
 
@@ -702,6 +732,30 @@ def report(
         state,
         step,
     )
+
+
+def heartbeat() -> None:
+    """Say that training gets on, between reports that are far apart. It costs less than a microsecond.
+
+    A worker that neither reports nor calls this for longer than usual, and does nothing else either, counts
+    as hung: ``FailureConfig(on_hang=…)``.
+    """
+    current("heartbeat").progress.beat()
+
+
+@contextmanager
+def pause(what: str, timeout_s: float | None = None) -> Iterator[None]:
+    """``with train.pause("eval"):`` something in which this rank makes no progress, as far as others can
+    see. It counts as hung only after ``timeout_s``, or ``Deadlines.hang_pause_s``.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigError(
+            f"pause(timeout_s={timeout_s!r})",
+            "give a number of seconds above 0, or leave it out",
+            "timeout_s",
+        )
+    with current("pause").progress.during(Stage.PAUSE, what, timeout_s or 0.0):
+        yield
 
 
 def _check_kind(argument: str, given: object, kind: type) -> None:

@@ -95,6 +95,15 @@ def test_with_replica_groups_the_others_never_stop(tmp_path: Path) -> None:
     assert groups.goodput > alone.goodput
 
 
+def test_a_replica_group_without_a_place_waits_for_capacity(tmp_path: Path) -> None:
+    lines = [f"0,add,node{i}" for i in range(4)]
+    taken = trace(tmp_path, *lines, "4320000,remove,node2")  # for good, after half the time
+    question = change(QUIET, slices=4, min_slices=1, days=0.1, trace=taken, replica_groups=True)
+    shares = ask(question, EVERSTEP).shares
+    assert shares["waiting for capacity"] == pytest.approx(1 / 8, abs=0.01)
+    assert shares["detect"] < 0.01
+
+
 def test_spares_and_elasticity_save_waiting() -> None:
     none = change(BUSY, spares=0)
     waiting = Category.WAITING.value

@@ -20,6 +20,7 @@ from everstep.agent.guard import end_children
 from everstep.agent.lighthouse import Lighthouse
 from everstep.agent.preparation import Preparation
 from everstep.agent.stops import Stops
+from everstep.agent.watch import Watch
 from everstep.agent.workers import Worker, Workers
 from everstep.control.failures import Kind
 
@@ -47,6 +48,7 @@ class Agent:
         self._workers = Workers(folder, self._holder, self._worker_ended)
         self._preparation = Preparation(folder, self._holder, self._workers.template_said)
         self._stops = Stops(self._workers, self._holder)
+        self._watch = Watch(self._workers)
         self._retiring = False
         self._leaving = Leaving(folder, self._holder)
         self._lighthouse = LighthouseHere(self._holder)
@@ -73,11 +75,12 @@ class Agent:
             self._loop.add_reader(0, self._done.set)
         (self._folder / f"{READY}.tmp").write_text(str(pid))
         (self._folder / f"{READY}.tmp").rename(self._folder / READY)
-        watcher = asyncio.create_task(self._watch_owner())
+        watchers = [asyncio.create_task(self._watch_owner()), asyncio.create_task(self._watch.run())]
         try:
             await self._done.wait()
         finally:
-            watcher.cancel()
+            for watcher in watchers:
+                watcher.cancel()
             server.close()
             path.unlink(missing_ok=True)
             self._end_everything()
@@ -113,6 +116,8 @@ class Agent:
                 self._workers.tell(message.epoch, message.ranks, message.body)
             case wire.Acknowledge():
                 self._workers.acknowledged(message)
+            case wire.Examine():
+                self._watch.examine(message)
             case wire.RunLighthouse():
                 self._lighthouse.run(message)
             case wire.Forward():

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -150,6 +151,79 @@ def oom_kills() -> int:
     except (OSError, ValueError):
         return 0
     return 0
+
+
+class Used(NamedTuple):
+    """What a process and all below it have used so far."""
+
+    seconds: float
+    waited: float
+    """Seconds in which main threads could have run, and got no processor."""
+    traffic: int
+    """Bytes read and written, by whatever means but sockets."""
+    processes: frozenset[int]
+
+    def is_more_than(self, before: Used, seconds: float, traffic: float) -> bool:
+        worked = abs(self.seconds - before.seconds) + abs(self.waited - before.waited) >= seconds
+        return worked or abs(self.traffic - before.traffic) >= traffic or self.processes != before.processes
+
+
+def used_by(roots: Collection[int]) -> dict[int, Used]:
+    """For each of these processes; nothing where the kernel doesn't tell."""
+    if not roots or not HAS_DEATH_SIGNALS:
+        return {}
+    everything = _all()
+    children: dict[int, list[int]] = {}
+    for pid, (_, parent, _) in everything.items():
+        children.setdefault(parent, []).append(pid)
+    found = {}
+    for root in roots:
+        family, queue = set(), [root]
+        while queue:
+            family.add(pid := queue.pop())
+            queue += children.get(pid, ())
+        seconds, traffic = zip(*(_used_by_one(pid) for pid in family), strict=True)
+        waited = sum(scheduled(pid).waited for pid in family)
+        found[root] = Used(sum(seconds), waited, sum(traffic), frozenset(family))
+    return found
+
+
+def _used_by_one(pid: int) -> tuple[float, int]:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        io = Path(f"/proc/{pid}/io").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0.0, 0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    ticks = sum(map(int, fields[11:15]))  # its own, and of children that have ended
+    traffic = sum(int(line.split()[1]) for line in io.splitlines()[:2])
+    return ticks / os.sysconf("SC_CLK_TCK"), traffic
+
+
+class Scheduled(NamedTuple):
+    """What a process's main thread got of the processors so far."""
+
+    ran: float
+    """Seconds."""
+    waited: float
+    """Seconds in which it could have run, and got no processor."""
+    times: int
+    """How often it was woken up, or got another turn."""
+
+
+def scheduled(pid: int) -> Scheduled:
+    """All 0 where the kernel doesn't tell."""
+    try:
+        ran, waited, times = map(int, Path(f"/proc/{pid}/schedstat").read_bytes().split())
+    except (OSError, ValueError):
+        return Scheduled(0.0, 0.0, 0)
+    return Scheduled(ran / 1e9, waited / 1e9, times)
+
+
+def state_of(pid: int) -> str:
+    """One letter, as the kernel has it; empty if that isn't told, or it is gone."""
+    stat = _stat(pid) if HAS_DEATH_SIGNALS else None
+    return stat[0] if stat is not None else ""
 
 
 def is_alive(pid: int) -> bool:

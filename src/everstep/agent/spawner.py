@@ -56,9 +56,9 @@ class Template:
         self._outbox.put(wire.frame(recipe.load))
         asyncio.get_running_loop().add_reader(ours, self._read)
 
-    def fork(self, spec: wire.WorkerSpec, sock: int, memory: int, out: int) -> None:
+    def fork(self, spec: wire.WorkerSpec, sock: int, memory: int, out: int, progress: int) -> None:
         """Start a worker with these descriptors, which are ours no longer."""
-        self._outbox.put(wire.frame(wire.Fork(spec)), fds=(sock, memory, out))
+        self._outbox.put(wire.frame(wire.Fork(spec)), fds=(sock, memory, out, progress))
 
     def end(self, pid: int, sig: int) -> None:
         """Signal a worker. Its parent does it, who knows whether it has ended by itself already."""

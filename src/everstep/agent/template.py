@@ -27,7 +27,7 @@ from everstep.agent import kernel, threads, wire
 from everstep.agent.script import set_up_logging
 from everstep.backend.base import packages_of
 
-_FDS_PER_FORK = 3
+_FDS_PER_FORK = 4
 
 
 class Template:

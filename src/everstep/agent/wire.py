@@ -18,10 +18,11 @@ from everstep.backend.base import Endpoint, Member
 from everstep.control.failures import Kind
 from everstep.control.reports import Part
 from everstep.control.snapshots import At, Copy
+from everstep.control.vitals import Finding, Vitals
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
@@ -138,6 +139,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Whether what it prints is shown by the driver."""
     storage_options: dict[str, str] = {}
     storage_limits: Limits = Limits()
+    look_s: float = 1.0
+    """How often its agent looks at its progress."""
+    quiet_s: float = 10.0
+    """Without progress for this long, its agent tells the driver how it does."""
     spool: str = ""
     """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
     scratch: str = ""
@@ -232,6 +237,14 @@ class Acknowledge(ToAgent, frozen=True):
     """(generation, rank, offset, state)."""
 
 
+class Examine(ToAgent, frozen=True):
+    """Find out where every worker of this epoch is: ``Examined``."""
+
+    lease: int
+    epoch: int
+    look: int
+
+
 class Retire(ToAgent, frozen=True):
     """You counted as lost: end your workers, and say when it is done."""
 
@@ -267,6 +280,7 @@ AnyToAgent = (
     | Stop
     | Tell
     | Acknowledge
+    | Examine
     | Retire
     | Shutdown
     | RunLighthouse
@@ -374,6 +388,19 @@ class Exited(FromAgent, frozen=True):
     log_path: str
 
 
+class Quiet(FromAgent, frozen=True):
+    """These workers have made no progress for a while."""
+
+    epoch: int
+    vitals: list[Vitals]
+
+
+class Examined(FromAgent, frozen=True):
+    epoch: int
+    look: int
+    found: list[Finding]
+
+
 class Uploaded(FromAgent, frozen=True):
     """The agent has finished an upload that its worker did not live to finish; or could not."""
 
@@ -416,6 +443,8 @@ AnyFromAgent = (
     | FromWorker
     | Output
     | Exited
+    | Quiet
+    | Examined
     | Gone
     | Noticed
     | LighthouseUp
@@ -653,8 +682,8 @@ class Load(TemplateOrder, frozen=True):
 
 
 class Fork(TemplateOrder, frozen=True):
-    """Comes with three descriptors: the worker's ends of its socket and of the one for memory, and where its
-    output goes.
+    """Comes with four descriptors: the worker's ends of its socket and of the one for memory, where its
+    output goes, and its progress.
     """
 
     spec: WorkerSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
 import random
@@ -19,7 +20,9 @@ from everstep import session as sessions
 from everstep.agent import kernel, raynode, scratch, wire
 from everstep.agent.answers import Answers
 from everstep.agent.memory import WorkersMemory
+from everstep.agent.progress import Page, Progress
 from everstep.backend.base import Backend
+from everstep.control.vitals import Stage
 from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeError
 
 STOPPED = 128 + signal.SIGTERM
@@ -32,7 +35,8 @@ class SocketLink:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._turn = 0
+        self.turn = 0
+        """How many collectives of the control plane there were."""
         self._answers = Answers()
         self.rendezvous: queue.SimpleQueue[wire.Rendezvous] = queue.SimpleQueue()
         self.session: sessions.Session | None = None
@@ -52,7 +56,7 @@ class SocketLink:
             with self._sending:
                 turn = 0
                 if what in COLLECTIVES:
-                    turn = self._turn = self._turn + 1
+                    turn = self.turn = self.turn + 1
                 self._send(wire.frame(wire.Ask(question.seq, what, body, turn)))
             return question.wait(what, timeout_s)
 
@@ -124,10 +128,14 @@ def work(
     sock_fd: int,
     memory_fd: int,
     out_fd: int,
+    progress_fd: int,
 ) -> int:
     """Be the worker. Returns the process's exit code."""
     os.setsid()
     _redirect_output(out_fd)
+    faulthandler.enable(file=2)  # a crash in C code leaves Python's stacks in the log
+    os.set_inheritable(progress_fd, False)
+    progress = Progress(Page(progress_fd))
     sock = socket.socket(fileno=sock_fd)
     link = SocketLink(sock)
     member = spec.member
@@ -137,7 +145,7 @@ def work(
     _reseed(backend, spec.seed)
     stopping = _Stopping()
     signal.signal(signal.SIGTERM, stopping.handle)
-    session = sessions.Session(spec, link, WorkersMemory(socket.socket(fileno=memory_fd)))
+    session = sessions.Session(spec, link, WorkersMemory(socket.socket(fileno=memory_fd)), progress)
     link.session = session
     threading.Thread(target=link.listen, name="everstep-link", daemon=True).start()
     joined = False
@@ -148,6 +156,7 @@ def work(
             endpoint = link.rendezvous.get(timeout=spec.start_timeout_s).endpoint
         backend.join(member, endpoint, spec.start_timeout_s)
         joined = True
+        progress.keep_ticking(lambda: _collectives(backend, link))
         link.send(wire.frame(wire.Joined()))
         sessions.enter(session)
         session.begin()
@@ -179,11 +188,18 @@ def work(
     _flush()
     # Others may still train, and need this process: a JAX coordinator lives in it. The agent says when all
     # are done.
+    progress.enter(Stage.RETURNED)
     stopping.returned = True
     stopping.asked.wait()
     backend.leave(member)
     _flush()
     return 0
+
+
+def _collectives(backend: Backend, link: SocketLink) -> tuple[int, int]:
+    """(those that all ranks of the group take part in, those of some of them)."""
+    whole, some = backend.collectives()
+    return whole + link.turn, some
 
 
 def _damaged(error: BaseException, spec: wire.WorkerSpec) -> str:

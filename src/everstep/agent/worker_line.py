@@ -42,6 +42,13 @@ class WorkerLine:
         self._disk_timer: asyncio.TimerHandle | None = None
         self.adjust()
 
+    @property
+    def is_read(self) -> bool:
+        """A driver gets what the worker says. Otherwise the worker may wait in ``report()`` as long as that
+        takes.
+        """
+        return self._reading and self._holder.connection is not None
+
     # ------------------------------------------------------------------ from the worker
 
     def adjust(self) -> None:

@@ -24,8 +24,10 @@ from everstep.agent.logs import WorkerLog
 from everstep.agent.memory import PACKETS, Memory, MemoryLine
 from everstep.agent.output import WorkerOutput, output_pipe
 from everstep.agent.preparation import Preparation
+from everstep.agent.progress import Page, shared_memory
 from everstep.agent.spawner import Template
 from everstep.agent.uploads import finish_uploads
+from everstep.agent.watch import Watched
 from everstep.agent.worker_line import WorkerLine
 
 
@@ -38,6 +40,7 @@ class Worker:
     line: WorkerLine
     output: WorkerOutput
     memory: MemoryLine
+    watched: Watched
     oom_before: int
     pid: int = 0
     uploaded: list[wire.Uploaded] = field(default_factory=list)
@@ -75,6 +78,13 @@ class Workers:
 
     def get(self, epoch: int, rank: int) -> Worker | None:
         return self._live.get((epoch, rank))
+
+    def running(self) -> list[Worker]:
+        """Those that have a process."""
+        return [worker for worker in self._live.values() if worker.pid]
+
+    def say(self, message: wire.Quiet | wire.Examined) -> None:
+        self._holder.say(message)
 
     def pids(self) -> set[int]:
         """Of workers, and of processes that are about to become one."""
@@ -118,13 +128,17 @@ class Workers:
             undo.callback(holds.close)
             undo.callback(asks.close)
             out, into = output_pipe()
+            undo.callback(os.close, out)
+            undo.callback(os.close, into)
+            progress = shared_memory()
             undo.pop_all()
         line = WorkerLine(spec, ours, self._holder, lambda: self._deaf(worker))
         output = WorkerOutput(spec, out, log, self._holder)
         memory = MemoryLine(spec.member.rank, holds, self.memory)
-        worker = Worker(spec, template, line, output, memory, kernel.oom_kills())
+        watched = Watched(Page(progress))
+        worker = Worker(spec, template, line, output, memory, watched, kernel.oom_kills())
         self._live[worker.key] = worker
-        template.fork(spec, theirs.detach(), asks.detach(), into)
+        template.fork(spec, theirs.detach(), asks.detach(), into, os.dup(progress))
 
     def template_said(self, word: wire.AnyWord) -> None:
         match word:
@@ -239,6 +253,7 @@ class Workers:
         worker.line.end()
         worker.memory.close()
         worker.output.close()
+        worker.watched.page.close()
         worker.exited = _exited(worker, status, peak_rss)
         self._ended[worker.key] = worker
         self._holder.say(worker.exited)

@@ -76,6 +76,12 @@ class Backend(Protocol):
         """The same for a process that a signal ended: some frameworks abort when a peer dies."""
         ...
 
+    def collectives(self) -> tuple[int, int]:
+        """How many this process has begun: (of the whole group, of parts of it). Asked from another thread,
+        also while one is under way.
+        """
+        ...
+
     def reseed(self, seed: int) -> None:
         """Give the framework's own random state this seed; a fork starts with its parent's."""
         ...
@@ -112,6 +118,9 @@ class NoBackend:
 
     def is_peer_abort(self, signal_number: int, log_tail: str) -> bool:
         return False
+
+    def collectives(self) -> tuple[int, int]:
+        return 0, 0
 
     def reseed(self, seed: int) -> None:
         return None

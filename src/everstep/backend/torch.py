@@ -106,6 +106,16 @@ class TorchBackend:
         torch.ones(1 << 20).add_(1)
         torch.ones(256, 256) @ torch.ones(256, 256)
 
+    def collectives(self) -> tuple[int, int]:
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            return 0, 0
+        whole = dist.group.WORLD
+        counts = {group: _count(group) for group in [*dist.distributed_c10d._world.pg_map]}
+        of_all = counts.pop(whole, 0)
+        return of_all, sum(counts.values())
+
     def is_peer_abort(self, signal_number: int, log_tail: str) -> bool:
         return False
 
@@ -261,3 +271,11 @@ def gpus_here() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _count(group: Any) -> int:
+    """Of a process group that may be on its way out."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # a backend that doesn't count
+        return 0

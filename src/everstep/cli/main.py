@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everstep import __version__
-from everstep.cli import launch, operator, runs, simulation
+from everstep.cli import launch, looking, operator, runs, simulation
 
 if TYPE_CHECKING:
     from everstep.driver.registry import LiveRun
@@ -24,7 +24,7 @@ def main() -> None:
     """Everstep keeps distributed training running."""
 
 
-for command in (*runs.COMMANDS, *simulation.COMMANDS):
+for command in (*runs.COMMANDS, *looking.COMMANDS, *simulation.COMMANDS):
     main.add_command(command)
 main.add_command(operator.operator)
 main.add_command(launch.run)

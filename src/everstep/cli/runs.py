@@ -18,7 +18,7 @@ _SHOWN = 5
 """So many of a run's checkpoints are shown, the newest."""
 
 
-class _Command(click.Command):
+class RunCommand(click.Command):
     """A command whose errors are told in a line."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -175,7 +175,7 @@ def find_run(text: str) -> Facts:
 # ---------------------------------------------------------------------- commands
 
 
-@click.command(cls=_Command)
+@click.command(cls=RunCommand)
 @click.argument("storage")
 def runs(storage: str) -> None:
     """The runs under a storage path, and how they stand.
@@ -211,7 +211,7 @@ def runs(storage: str) -> None:
         click.echo(line)
 
 
-@click.command(cls=_Command)
+@click.command(cls=RunCommand)
 @click.argument("run")
 def show(run: str) -> None:
     """One run: its state, its checkpoints, and what it recovered from.
@@ -269,7 +269,7 @@ def show(run: str) -> None:
         _say(f"  {_stamp(when)}  {describe_recovery(recovery)}")
 
 
-@click.command(cls=_Command)
+@click.command(cls=RunCommand)
 @click.argument("run")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is written, until the run ends.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines: each record with its type and fields.")
@@ -300,7 +300,7 @@ def events(run: str, follow: bool, as_json: bool) -> None:
             raise
 
 
-@click.command(cls=_Command)
+@click.command(cls=RunCommand)
 @click.argument("run")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it has ended.")
 @click.option(

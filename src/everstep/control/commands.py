@@ -13,6 +13,7 @@ from everstep.control.events import StopKind, TimerName
 from everstep.control.failures import Failure
 from everstep.control.reports import Ready
 from everstep.control.snapshots import At
+from everstep.control.vitals import Finding
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
@@ -136,6 +137,22 @@ class KeepSnapshot(Command, frozen=True):
     upto: At
 
 
+class ExamineWorkers(Command, frozen=True):
+    """Find out where the workers of this host are: ``WorkersExamined``, with the same number."""
+
+    host: HostId
+    epoch: int
+    look: int
+
+
+class KeepStacks(Command, frozen=True):
+    """Save under this name, in the run's folder, where every rank of a group was found."""
+
+    name: str
+    found: tuple[Finding, ...]
+    culprits: tuple[int, ...]
+
+
 class AskCheckpoint(Command, frozen=True):
     """Make ``should_checkpoint()`` true in every worker, or (``NONE``) false again."""
 
@@ -201,6 +218,18 @@ class Waiting(Record, frozen=True, tag="waiting"):
 
 class FailureSeen(Record, frozen=True, tag="failure"):
     failure: Failure
+
+
+class HangSeen(Record, frozen=True, tag="hang"):
+    """A group of workers stands still, and these ranks are why."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    message: str
+    stacks: str
+    """Where the stacks of all ranks are, in the run's folder."""
+    action: str
+    """``restart``, ``warn`` or ``fail``."""
 
 
 class RecoveryDecided(Record, frozen=True, tag="decided"):
@@ -298,6 +327,8 @@ AnyCommand = (
     | StartWorkers
     | StopWorkers
     | KeepSnapshot
+    | ExamineWorkers
+    | KeepStacks
     | AskCheckpoint
     | CommitCheckpoint
     | DiscardCheckpoint
@@ -306,6 +337,7 @@ AnyCommand = (
     | GroupsStarting
     | Waiting
     | FailureSeen
+    | HangSeen
     | RecoveryDecided
     | GroupStarted
     | Recovered

@@ -22,6 +22,7 @@ from everstep.control.recovery import Recovery
 from everstep.control.run import Run
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
+from everstep.control.watch import HangWatch
 from everstep.control.workers import Workers
 from everstep.topology.placement import groups_nowhere
 
@@ -39,6 +40,7 @@ class Controller:
         self._moving = Moving(self.run, self._recovery)
         self._hosts = Hosts(self.run, self._recovery, self._moving, self._ending)
         self._workers = Workers(self.run, self._recovery, self._moving, self._ending)
+        self._hangs = HangWatch(self.run, self._recovery.failed, self._ending.give_up)
 
     @property
     def phase(self) -> Phase:
@@ -123,6 +125,10 @@ class Controller:
                 self._workers.upload_failed(event)
             case e.WorkersGone():
                 self._workers.gone(event)
+            case e.WorkersQuiet():
+                self._hangs.quiet(event)
+            case e.WorkersExamined():
+                self._hangs.examined(event)
             case e.CheckpointCommitted():
                 self._checkpoint_committed(event)
             case e.SnapshotDamaged():
@@ -228,6 +234,8 @@ class Controller:
             case TimerName.RESERVE:
                 reason = f"not granted within {self.settings.deadlines.reserve_s:g} s (Deadlines.reserve_s)"
                 self._hosts.reservation_failed(event.key, reason, at)
+            case TimerName.EXAMINE:
+                self._hangs.time_is_up(event.key, at)
             case TimerName.PREPARE if event.key in self.run.relocation.standbys:
                 self.run.relocation.failed(event.key, at)
             case TimerName.KILL if self.run.over:

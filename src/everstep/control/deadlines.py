@@ -51,6 +51,30 @@ class Deadlines:
     """After this long, a checkpoint that is not committed yet is warned about, whatever it waits for."""
     capacity_log_s: float = 30.0
     """How often to say again what a waiting run is waiting for."""
+    hang_s: float = 24.0
+    """A worker that other ranks wait for, or are ahead of, and that should have made progress by now, counts
+    as hung once it has been stuck for this long: its main thread in one and the same call, and neither it nor
+    its child processes used a processor, read or wrote. Also one in which no Python code could run for this
+    long.
+    """
+    hang_idle_s: float = 900.0
+    """Workers that are still, none of them behind the others, count as hung after this long, and ten times
+    as long as they have taken between two reports: nothing says that they don't wait for something.
+    """
+    hang_first_s: float = 600.0
+    """The same before its first report: it may be waiting for data."""
+    hang_restore_s: float = 300.0
+    """The same while it reads the checkpoint that it starts from."""
+    hang_checkpoint_s: float = 300.0
+    """The same while it saves one."""
+    hang_pause_s: float = 3600.0
+    """How long a ``pause()`` may take that says nothing else."""
+    hang_busy_s: float = 1800.0
+    """A worker that is busy counts as hung as well, after this much longer than usual without progress."""
+    hang_look_s: float = 1.0
+    """How often an agent looks at the progress of its workers."""
+    examine_s: float = 10.0
+    """How long agents may take to find out where workers that stand still are."""
     backoff_first_s: float = 1.0
     """Pause before the second recovery in a row; the first is immediate."""
     backoff_factor: float = 2.0
@@ -99,6 +123,12 @@ class Deadlines:
             raise ValueError(
                 f"Deadlines.heartbeat_timeout_s ({self.heartbeat_timeout_s}) must be at least three times "
                 f"heartbeat_interval_s ({self.heartbeat_interval_s}), or a busy host counts as lost"
+            )
+        if self.hang_look_s <= 0:
+            raise ValueError("Deadlines.hang_look_s must be above 0")
+        if self.hang_s < 2 * self.hang_look_s:
+            raise ValueError(
+                f"Deadlines.hang_s ({self.hang_s}) must be at least twice hang_look_s ({self.hang_look_s})"
             )
         if self.backoff_factor < 1:
             raise ValueError(f"Deadlines.backoff_factor must be at least 1, got {self.backoff_factor}")

@@ -14,6 +14,7 @@ import msgspec
 from everstep.control.failures import Budget, Failure
 from everstep.control.reports import Part
 from everstep.control.snapshots import Copy
+from everstep.control.vitals import Finding, Vitals
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, HostView, SliceName
 
@@ -202,6 +203,23 @@ class WorkersGone(Event, frozen=True, kw_only=True):
     ranks: frozenset[int]
 
 
+class WorkersQuiet(Event, frozen=True, kw_only=True):
+    """Workers of this host have made no progress for a while. Said again as long as that is so."""
+
+    host: HostId
+    epoch: int
+    vitals: tuple[Vitals, ...]
+
+
+class WorkersExamined(Event, frozen=True, kw_only=True):
+    """Answers ``ExamineWorkers``: all workers of this host."""
+
+    host: HostId
+    epoch: int
+    look: int
+    found: tuple[Finding, ...]
+
+
 class CheckpointCommitted(Event, frozen=True, kw_only=True):
     folder: str
 
@@ -242,6 +260,7 @@ class TimerName(enum.StrEnum):
     GROW = "grow"
     BOUNDARY = "boundary"
     SAY_SHORTAGE = "say shortage"
+    EXAMINE = "examine"
 
 
 class TimerFired(Event, frozen=True, kw_only=True):
@@ -270,6 +289,8 @@ AnyEvent = (
     | Reported
     | UploadFailed
     | WorkersGone
+    | WorkersQuiet
+    | WorkersExamined
     | CheckpointCommitted
     | CheckpointDamaged
     | SnapshotDamaged
@@ -311,5 +332,7 @@ __all__ = [
     "WorkerReady",
     "WorkerReturned",
     "WorkerSpawned",
+    "WorkersExamined",
     "WorkersGone",
+    "WorkersQuiet",
 ]

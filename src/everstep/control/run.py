@@ -45,6 +45,8 @@ class Run:
         """The commands of the event at hand."""
         self.trained = False
         """Workers of this run have got to train, so that the function can be loaded."""
+        self.has_reported = False
+        """So that a worker that doesn't is known to be late."""
         self.budgets = Budgets(
             {
                 Budget.FAILURES: settings.max_failures,

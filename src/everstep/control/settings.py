@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from everstep.control.deadlines import Deadlines
+
+
+class OnHang(enum.StrEnum):
+    """What happens to workers that hang."""
+
+    RESTART = "restart"
+    WARN = "warn"
+    FAIL = "fail"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_preemption_failures: int = -1
     max_replica_failures: int | None = None
     """For replacements of replica groups; None: they spend ``max_failures``."""
+    on_hang: OnHang = OnHang.RESTART
     spread: bool = False
     resize_interval_s: float = 60.0
     migrate_margin_s: float = 10.0

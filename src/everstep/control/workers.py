@@ -39,6 +39,7 @@ class Workers:
         group = self._run.current(event)
         if group is None:
             return
+        self._run.has_reported = True
         self._recovery.starting.stepped(group, event.rank, event.restore_s)
         self._copied(event)
         self._run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))

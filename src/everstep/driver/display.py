@@ -151,6 +151,11 @@ def describe(record: c.Record) -> str:
             return f"epoch {record.epoch}: {record.world_size} workers{slices}, {source} ({record.reason})"
         case c.Recovered():
             return describe_recovery(record)
+        case c.HangSeen():
+            ranks = ", ".join(map(str, record.ranks))
+            who = f"rank{'s' if len(record.ranks) > 1 else ''} {ranks}"
+            # Otherwise the failure that follows says the rest.
+            return f"{who} hang: {record.message}" if record.action == "warn" else ""
         case c.HostSetAside():
             return f"host {record.host} keeps failing: set aside, if there is other capacity"
         case c.PreemptionSeen():

@@ -42,7 +42,7 @@ def _kind_of(exited: wire.Exited) -> Kind:
 def _how_it_ended(exited: wire.Exited) -> str:
     memory = f"peak memory {exited.peak_rss / 2**30:.1f} GiB"
     if exited.oom:
-        return f"killed by the kernel for want of memory ({memory})"
+        return f"out of memory (killed by the OOM killer; {memory})"
     if exited.signal:
         return f"killed by {signal_name(exited.signal)} ({memory})"
     if exited.code == 0:

@@ -14,6 +14,7 @@ from everstep.callbacks import UserCallback
 from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import StartWorkers
 from everstep.control.controller import Settings
+from everstep.control.settings import OnHang
 from everstep.driver import payload
 from everstep.engine.base import Ask, Engine
 from everstep.storage.store import Limits, Store
@@ -58,6 +59,7 @@ class Job:
             controller_failure_limit=failures.controller_failure_limit,
             max_preemption_failures=failures.max_preemption_failures,
             max_replica_failures=failures.max_replica_failures,
+            on_hang=OnHang(failures.on_hang),
             spread="SPREAD" in self.scaling.placement_strategy,
             resize_interval_s=self.scaling.elastic_resize_monitor_interval_s,
             deadlines=self.run.deadlines,
@@ -137,6 +139,8 @@ class Job:
             leave_timeout_s=limits.leave_s,
             report_wait_s=limits.report_wait_s,
             hold_s=limits.upload_wait_s,
+            look_s=limits.hang_look_s,
+            quiet_s=limits.hang_s / 2,
             all_metrics=self.wants_all_metrics,
             echo=a.rank in self.run.log_ranks,
             storage_options=dict(self.run.storage_options or {}),

@@ -31,6 +31,7 @@ from everstep.driver.lighthouse import Lighthouse
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun, Registry
 from everstep.driver.repair import Repair
+from everstep.driver.stacks import stacks_page
 from everstep.driver.states import StatesDue
 from everstep.driver.takeover import LeftBehind, ask_agents
 from everstep.driver.workers import Workers
@@ -296,6 +297,12 @@ class Driver:
             case c.KeepSnapshot():
                 kept = wire.Kept(command.kept, command.upto)
                 self.workers.tell(command.epoch, list(command.ranks), kept)
+            case c.ExamineWorkers():
+                self._engine.send(
+                    command.host, wire.Examine(self._lease.precedence, command.epoch, command.look)
+                )
+            case c.KeepStacks():
+                self._spawn(self._keep(command.name, stacks_page(command).encode(), "stacks of workers"))
             case c.AskCheckpoint():
                 self.workers.talk.agreement.propose(wire.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():
@@ -383,9 +390,25 @@ class Driver:
             case wire.Exited():
                 tail = self.workers.exited(host, message)
                 if tail is not None:
-                    self._spawn(self._keep_tail(*tail))
+                    self._spawn(self._keep(*tail, "the log of a failed rank"))
             case wire.Uploaded():
                 self.workers.uploaded(message)
+            case wire.Quiet():
+                self.emit(
+                    e.WorkersQuiet(
+                        at=self._clock.now(), host=host, epoch=message.epoch, vitals=tuple(message.vitals)
+                    )
+                )
+            case wire.Examined():
+                self.emit(
+                    e.WorkersExamined(
+                        at=self._clock.now(),
+                        host=host,
+                        epoch=message.epoch,
+                        look=message.look,
+                        found=tuple(message.found),
+                    )
+                )
             case wire.Gone():
                 self.emit(
                     e.WorkersGone(
@@ -429,12 +452,14 @@ class Driver:
         failure = Failure(kind, now, message.message, host=host, traceback=message.traceback)
         self.emit(e.HostUnprepared(at=now, host=host, failure=failure))
 
-    async def _keep_tail(self, name: str, tail: bytes) -> None:
-        """Logs stay on their host; the end of what a failed rank printed goes where the run lives."""
+    async def _keep(self, name: str, data: bytes, what: str) -> None:
+        """Logs stay on their host; the end of what a failed rank printed goes where the run lives, and so do
+        the stacks of workers that hang.
+        """
         try:
-            await self._run.create(name, tail)
+            await self._run.create(name, data)
         except StorageError as error:
-            self._observer.say(f"the log of a failed rank can't be saved: {error}")
+            self._observer.say(f"{what} can't be saved: {error}")
 
     # ------------------------------------------------------------------ stopping
 

@@ -159,6 +159,7 @@ AnyRecord = (
     | c.GroupsStarting
     | c.Waiting
     | c.FailureSeen
+    | c.HangSeen
     | c.RecoveryDecided
     | c.GroupStarted
     | c.Recovered

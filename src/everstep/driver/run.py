@@ -53,6 +53,7 @@ from everstep.errors import (
     EverstepError,
     FencedError,
     FunctionLoadError,
+    NCCLHangError,
     PreemptionError,
     ReturnValueError,
     StorageAccessError,
@@ -473,6 +474,8 @@ def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
             return PreemptionError(PreemptionInfo(None, ranks))
         case Kind.START | Kind.RESERVATION | Kind.LIMIT if cause.rank is None:
             return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
+        case Kind.HANG:
+            return NCCLHangError(end.message, failures, cause.rank)
         case Kind.START:
             return ControllerError(WorkerGroupError(end.message, failures, cause.rank))
         case _:

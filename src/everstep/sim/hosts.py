@@ -223,7 +223,7 @@ class Agent:
                 self._tell(message)
             case wire.Acknowledge():
                 self._acknowledged(message)
-            case wire.RunLighthouse() | wire.Forward():
+            case wire.RunLighthouse() | wire.Forward() | wire.Examine():
                 pass
             case _:
                 assert_never(message)

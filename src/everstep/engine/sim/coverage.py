@@ -57,6 +57,10 @@ REACHES: dict[Family, tuple[frozenset[Rung], str]] = {
     Family.DUPLICATE: (frozenset(), "what is stale is refused"),
     Family.CLOCK: (frozenset(), "time in which the driver didn't run is nobody's silence"),
     Family.STOP: (frozenset(), "the run ends as the user wants"),
+    Family.HANG: (
+        frozenset({_GROUPS, _IN_PLACE, _FAIL}),
+        "the hosts are fine, and a hang says nothing about one",
+    ),
 }
 """The rungs that schedules with this kind of fault alone reach, and why not the others."""
 

@@ -126,6 +126,9 @@ class Drivers:
                 world.processes.stop(command)
             case c.KeepSnapshot():
                 world.memory.keep(command)
+            case c.ExamineWorkers():
+                host = world.hosts[command.host]
+                world.to_host(host, partial(world.processes.examine, host, command))
             case c.AskCheckpoint():
                 world.asked = command.reason
             case c.CommitCheckpoint():

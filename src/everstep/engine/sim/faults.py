@@ -11,10 +11,13 @@ from everstep.control.failures import Kind
 from everstep.control.table import Phase
 from everstep.engine.sim.clock import Clock
 from everstep.engine.sim.drivers import Drivers
-from everstep.engine.sim.machines import Host, Slice
+from everstep.engine.sim.machines import Host, Life, Slice
 from everstep.engine.sim.scenario import Family, Scenario
 from everstep.engine.sim.story import Story
 from everstep.engine.sim.world import World
+
+LOOK_S = 5.0
+"""How often agents look at their workers."""
 
 
 class Faults:
@@ -42,6 +45,7 @@ class Faults:
             Family.DRIVER: self._take_over,
             Family.CLOCK: self._suspend,
             Family.STOP: self._stop,
+            Family.HANG: self._hang,
         }
 
     def schedule(self) -> None:
@@ -49,6 +53,13 @@ class Faults:
             self.clock.at(strike.at, partial(self._strike, strike.family, strike.seed))
         self.clock.at(self.scenario.fault_s, self.calm)
         self.drivers.entered = self._entered
+        if Family.HANG in self.scenario.families:
+            self.clock.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self.world.processes.look()
+        if not self.drivers.has_ended():
+            self.clock.after(LOOK_S, self._look)
 
     def _entered(self, phase: Phase) -> None:
         if phase is self.scenario.stop_in and not self.world.calm:
@@ -108,6 +119,19 @@ class Faults:
         self.world.fault()
         self.world.processes.crash(host, worker, kind)
         return f"rank {worker.rank} of epoch {worker.epoch} crashes: {kind}"
+
+    def _hang(self) -> str:
+        """One that has trained: what is new may be slow for reasons of its own."""
+        found = [
+            w for h in self.world.hosts.values() for w in h.workers if w.life is Life.TRAINING and w.reports
+        ]
+        if not found:
+            return ""
+        worker = self.rng.choice(found)
+        self.world.fault()
+        worker.hung = True
+        self.world.hung.add((worker.epoch, worker.rank))
+        return f"rank {worker.rank} of epoch {worker.epoch} hangs"
 
     def _kill_template(self) -> str:
         host = self._host()

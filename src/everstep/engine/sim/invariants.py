@@ -28,6 +28,7 @@ _MAY_SPEND = {
         Family.NOTICE,
         Family.RACK,
         Family.STORAGE,
+        Family.HANG,
     },
     Budget.PREEMPTION: {Family.PREEMPT, Family.NOTICE},
     # A start fails by itself, or because something dies during it.
@@ -100,6 +101,8 @@ class Invariants:
                 case c.CheckpointKept():
                     self._reasons.append(now)
                     self._decided_at = None
+                case c.HangSeen():
+                    self._check_hang(command)
                 case c.RecoveryDecided():
                     self._check_charge(command)
                     self._check_pause(command, now)
@@ -267,6 +270,11 @@ class Invariants:
             all(ref.folder != command.folder for ref in self.world.storage.committed),
             f"4: {command.folder} is committed, and discarded",
         )
+
+    def _check_hang(self, command: c.HangSeen) -> None:
+        """Who is named hangs, and not one that waits for it, or that is at work."""
+        named = {(command.epoch, rank) for rank in command.ranks}
+        self._require(named <= self.world.hung, f"ranks {command.ranks} are named, and don't hang")
 
     def _check_charge(self, command: c.RecoveryDecided) -> None:
         """6."""

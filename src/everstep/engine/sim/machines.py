@@ -55,6 +55,10 @@ class Worker:
         """The snapshot, and its step, that it started from."""
         self.stuck = False
         """In a collective whose peers are gone."""
+        self.hung = False
+        """It makes no step any more, and says nothing."""
+        self.moved = 0.0
+        """When it was last seen to get on."""
         self.stopping = False
         """Told to end."""
 

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from everstep.control import commands as c, events as e, fleet, placing
+from everstep.control import commands as c, events as e, fleet, hangs, placing, watch
 from everstep.control.budgets import Backoff
 from everstep.control.commands import Outcome
 from everstep.control.controller import Controller
+from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Failure, Incident, Kind
 from everstep.control.fleet import Fleet
 from everstep.control.group import Group
@@ -25,6 +26,8 @@ from everstep.control.restart import Restart
 from everstep.control.run import Run
 from everstep.control.snapshots import At, Snapshots, Verdict
 from everstep.control.table import Phase
+from everstep.control.vitals import Vitals
+from everstep.control.watch import HangWatch
 from everstep.topology import placement
 from everstep.topology.placement import Assignment, Placement
 from everstep.topology.slices import HostId, HostView, Slice, by_slice
@@ -186,6 +189,20 @@ def _attempts_mixed(self: Snapshots, members: Mapping[int, HostId]) -> At | None
 _reported = Snapshots.reported
 _begin = Snapshots.begin
 
+
+def _quiet_is_hung(vitals: Vitals, limits: Deadlines) -> bool:
+    """Whoever says nothing for a while hangs: one time limit, whatever it may be doing."""
+    return vitals.quiet_s >= limits.hang_s
+
+
+_trains = HangWatch._trains
+
+
+def _watch_the_first(self: HangWatch, group: Group) -> bool:
+    """What the watch knows of the first workers stays, and stands for those that come after them."""
+    return self._run.epoch == 1 and group.generation == 0 and _trains(self, group)
+
+
 PLANTS = {
     plant.name: plant
     for plant in (
@@ -274,6 +291,20 @@ PLANTS = {
             (Snapshots,),
             "begin",
             _attempts_mixed,
+        ),
+        Plant(
+            "slow-is-hung",
+            "a worker that is busy for longer than a fixed time is taken for one that hangs",
+            (hangs, watch),
+            "is_overdue",
+            _quiet_is_hung,
+        ),
+        Plant(
+            "missed-hang",
+            "workers that hang after a restart are not looked at",
+            (HangWatch,),
+            "_trains",
+            _watch_the_first,
         ),
         Plant(
             "sparse-ranks",

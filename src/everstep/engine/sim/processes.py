@@ -11,10 +11,14 @@ from everstep.control.commands import AskReason
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
+from everstep.control.vitals import Finding, Place, Stage, Vitals
 from everstep.engine.sim.machines import GroupKey, Host, Life, Worker
 
 if TYPE_CHECKING:
     from everstep.engine.sim.world import World
+
+
+_PRESENT = (Life.TRAINING, Life.RETURNED)
 
 
 class Processes:
@@ -77,6 +81,7 @@ class Processes:
             host.held_back.append(partial(self._ready, host, worker))
             return
         worker.life = Life.TRAINING
+        worker.moved = self._world.clock.now
         self._world.from_host(host, worker.ready())
         if worker.damaged is not None:
             self._world.fault()
@@ -89,7 +94,7 @@ class Processes:
         """One step of a group: all of its workers, or none."""
         world = self._world
         peers = self.members(key)
-        if not peers or len(peers) < peers[0][1].place.group_size or any(w.stuck for _, w in peers):
+        if not peers or len(peers) < peers[0][1].place.group_size or any(w.stuck or w.hung for _, w in peers):
             return  # it will not step again
         trains = all(w.life is Life.TRAINING and not h.frozen for h, w in peers)
         if trains and not self._waits_for_snapshot(peers):
@@ -139,6 +144,7 @@ class Processes:
     def _report(self, host: Host, worker: Worker, step: int, saves: bool) -> None:
         world, scenario = self._world, self._world.scenario
         worker.step = step
+        worker.moved = world.clock.now
         worker.reports += 1
         index = worker.reports
         copied = (index,) if worker.open == At(worker.epoch, index) else ()
@@ -187,6 +193,59 @@ class Processes:
         world.from_host(host, worker.reported(worker.reports, tuple(sorted(worker.owed)), parts, copied))
         if worker.life is Life.RETURNED:
             world.from_host(host, worker.returned())
+
+    # ------------------------------------------------------------------ being watched
+
+    def look(self) -> None:
+        """Agents tell of workers that are quiet, at work or not."""
+        world = self._world
+        for host in world.hosts.values():
+            if not host.agent:
+                continue
+            found = [self._vitals(w) for w in host.workers if w.life is Life.TRAINING and not w.stopping]
+            late = tuple(vitals for vitals in found if vitals.quiet_s >= world.scenario.deadlines.hang_s / 2)
+            if late:
+                epoch = max(w.epoch for w in host.workers if w.life is Life.TRAINING)
+                world.from_host(host, e.WorkersQuiet(at=0.0, host=host.id, epoch=epoch, vitals=late))
+
+    def examine(self, host: Host, command: c.ExamineWorkers) -> None:
+        mine = [w for w in host.workers if w.epoch == command.epoch and w.life in _PRESENT]
+        if host.agent:
+            word = e.WorkersExamined(
+                at=0.0,
+                host=host.id,
+                epoch=command.epoch,
+                look=command.look,
+                found=tuple(self._find(worker) for worker in mine),
+            )
+            self._world.from_host(host, word, self._world.between(0.1, 2.0))
+
+    def _find(self, worker: Worker) -> Finding:
+        waits = not worker.hung and self._stands_still(worker)
+        return Finding(self._vitals(worker), Place.COLLECTIVE if waits else Place.WORKING)
+
+    def _stands_still(self, worker: Worker) -> bool:
+        """It hangs, or waits for one of its group that does, or that is gone."""
+        return worker.stuck or any(peer.hung for _, peer in self.members(worker.key))
+
+    def _vitals(self, worker: Worker) -> Vitals:
+        """A step may take any time, and is work all the while."""
+        world = self._world
+        quiet = world.clock.now - worker.moved
+        trains = Stage.TRAINING if worker.reports else Stage.FIRST_STEP
+        return Vitals(
+            worker.rank,
+            worker.generation,
+            Stage.RETURNED if worker.life is Life.RETURNED else trains,
+            quiet,
+            quiet if self._stands_still(worker) else 0.0,
+            quiet if self._stands_still(worker) else 0.0,
+            0.0,
+            min(quiet, world.scenario.step_s),
+            0.0,
+            worker.reports,
+            0,
+        )
 
     # ------------------------------------------------------------------ failing
 

@@ -36,6 +36,7 @@ class Family(enum.StrEnum):
     DUPLICATE = "messages that come again"
     CLOCK = "a driver that is suspended, or whose clock is another"
     STOP = "the user stops"
+    HANG = "workers that hang"
 
 
 class Strike(msgspec.Struct, frozen=True):
@@ -116,6 +117,17 @@ def _strikes(rng: random.Random, families: frozenset[Family], until: float) -> t
     return tuple(sorted(strikes, key=lambda strike: strike.at))
 
 
+def _with_hangs(
+    others: tuple[Strike, ...], rng: random.Random, families: frozenset[Family], until: float
+) -> tuple[Strike, ...]:
+    if Family.HANG not in families:
+        return others
+    more = [
+        Strike(rng.uniform(0.0, until), Family.HANG, rng.getrandbits(32)) for _ in range(rng.randint(1, 3))
+    ]
+    return tuple(sorted([*others, *more], key=lambda strike: strike.at))
+
+
 def draw(seed: int, only: Family | None = None) -> Scenario:
     """The scenario of a seed; or one with a single kind of fault."""
     rng = random.Random(seed)
@@ -130,8 +142,11 @@ def draw(seed: int, only: Family | None = None) -> Scenario:
     group_size = None
     if rng.random() < 0.5:
         group_size = rng.choice([n for n in range(1, per_slice + 1) if per_slice % n == 0] + [per_slice])
-    everything = sorted(Family)
+    everything = sorted(set(Family) - {Family.HANG})
     families = frozenset(rng.sample(everything, rng.choice((1, 1, 2, 3, 5, len(everything)))))
+    hangs = random.Random(f"hangs of {seed}")  # of its own, so that the rest of a seed's schedule stays
+    if hangs.random() < 0.2:
+        families |= {Family.HANG}
     if only is not None:
         families = frozenset({only})
     limits = (-1, -1, -1, 0, 1, 3)
@@ -173,7 +188,7 @@ def draw(seed: int, only: Family | None = None) -> Scenario:
         slots=slots,
         settings=settings,
         families=families,
-        strikes=_strikes(rng, families, fault_s),
+        strikes=_with_hangs(_strikes(rng, families - {Family.HANG}, fault_s), hangs, families, fault_s),
         fault_s=fault_s,
         steps=steps,
         step_s=fault_s * rng.choice((0.1, 0.6, 1.2)) / steps,

@@ -50,6 +50,8 @@ class World:
         self.asked = AskReason.NONE
         self.calm = False
         """Faults are over: nothing fails by itself any more."""
+        self.hung: set[tuple[int, int]] = set()
+        """(epoch, rank) of all that ever hung: word of it may come after their host is gone."""
         self.charges = 0
         """How many things happened that may cost a recovery."""
         self._machines = 0

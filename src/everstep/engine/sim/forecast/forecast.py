@@ -304,7 +304,7 @@ class Forecast:
             category = Category.WAITING if restart.stage is Phase.WAITING else Category.RESTART
             crews = self._crews.values() if restart.full else [self._crews[g] for g in restart.groups]
             for crew in crews:
-                if crew.stretch is None and crew.category in (Category.RESTART, Category.WAITING):
+                if crew.stretch is None and crew.category is not Category.RESTORE:
                     crew.turn(category, self.clock.now, self.ledger)
             if not self._crews:
                 self._absent.turn(category, self.clock.now, self.ledger)

@@ -1,0 +1,156 @@
+"""Where a worker is: its Python stacks, taken from outside, and what they say.
+
+``faulthandler`` writes them from a signal handler, which needs neither Python's lock nor the main thread's
+help. A process that is stopped can't run one: there py-spy is asked, where it is installed, and else the
+kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import everstep
+from everstep.control.vitals import Place
+
+SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
+"""Makes a worker write its stacks. Nobody else uses it: not a scheduler, not a framework."""
+
+_PY_SPY_S = 5.0
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f'  File "{self.file}", line {self.line}, in {self.function}'
+
+
+class Stacks(NamedTuple):
+    main: tuple[Frame, ...]
+    """Of the main thread, innermost first."""
+    text: str
+    """Of all threads, as it came."""
+
+
+NONE = Stacks((), "")
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_SPIED_THREAD = re.compile(r"^Thread (\S+) \(")
+_SPIED_FRAME = re.compile(r"^    (\S+) \((.*):(\d+)\)$")
+
+
+def parse(text: str, main_thread: int) -> Stacks:
+    """What ``faulthandler`` wrote."""
+    found: dict[int, list[Frame]] = {}
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if thread := _THREAD.match(line):
+            frames = found[int(thread[1], 16)] = []
+        elif frame := _FRAME.match(line):
+            frames.append(Frame(frame[1], int(frame[2]) if frame[2].isdigit() else 0, frame[3]))
+    return Stacks(tuple(found.get(main_thread, ())), text)
+
+
+def spy(pid: int) -> Stacks:
+    """What py-spy finds, if it is there and may look."""
+    beside = os.path.dirname(sys.executable)
+    program = shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if program is None:
+        return NONE
+    command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_S).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return NONE
+    return parse_spied(text, pid)
+
+
+def parse_spied(text: str, pid: int) -> Stacks:
+    """What py-spy printed. The main thread has the number of its process."""
+    main: list[Frame] = []
+    inside = False
+    for line in text.splitlines():
+        if thread := _SPIED_THREAD.match(line):
+            inside = thread[1] == str(pid)
+        elif inside and (frame := _SPIED_FRAME.match(line)):
+            main.append(Frame(frame[2], int(frame[3]), frame[1]))
+    return Stacks(tuple(main), text)
+
+
+def in_kernel(pid: int) -> str:
+    """What the kernel tells of a process whose Python stack can't be had."""
+    parts = []
+    for name in ("wchan", "syscall", "stack"):
+        try:
+            found = Path(f"/proc/{pid}/{name}").read_text().strip()
+        except OSError:
+            continue  # only root may read some of them
+        if found and found != "0":
+            parts.append(f"{name}: {found}")
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------------- what a stack says
+
+_OURS = str(Path(everstep.__file__).parent) + "/"
+_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/")
+_COLLECTIVES = re.compile(
+    r"/(?:site|dist)-packages/(?:torch/(?:distributed|autograd|nn/parallel)/|torchft/|jax/|jaxlib/|torch_xla/)"
+)
+
+
+def place_of(main: tuple[Frame, ...]) -> Place:
+    """Whether a main thread with this stack waits for others, by the code that it is in."""
+    if not main:
+        return Place.UNKNOWN
+    outside = [frame for frame in main if not _is_of_python(frame)]
+    if not outside:
+        return Place.WAITING
+    first = outside[0]
+    if first.file.startswith(_OURS):
+        return _place_in_everstep(outside)
+    if _COLLECTIVES.search(first.file):
+        return Place.COLLECTIVE
+    return Place.WORKING if first is main[0] else Place.WAITING
+
+
+def _place_in_everstep(frames: list[Frame]) -> Place:
+    for frame in frames:
+        if not frame.file.startswith(_OURS):
+            break
+        if frame.file == f"{_OURS}collective.py":
+            return Place.COLLECTIVE
+        if frame.function in ("_wait_for_the_others", "_newest", "_hold", "reported"):
+            return Place.REPORT
+    return Place.WORKING
+
+
+def _is_of_python(frame: Frame) -> bool:
+    inside = frame.file.startswith("<frozen") or frame.file.startswith(_LIBRARY)
+    return inside and not _PACKAGES.search(frame.file)
+
+
+def line_of(main: tuple[Frame, ...]) -> str:
+    """The innermost line of the user's own code, else of any."""
+    own = (f for f in main if not _is_of_python(f) and not f.file.startswith(_OURS))
+    frame = next((f for f in own if not _PACKAGES.search(f.file)), main[0] if main else None)
+    return f"{frame.file}:{frame.line} in {frame.function}" if frame is not None else ""
+
+
+def text_of(main: tuple[Frame, ...]) -> str:
+    """As a traceback has it: innermost last."""
+    if not main:
+        return ""
+    return "\n".join(["Stack of the main thread (most recent call last):", *map(str, reversed(main))])

@@ -1,0 +1,161 @@
+"""What workers do and print, now: ``stacks`` and ``logs``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from everstep.cli.runs import RunCommand, find_run
+
+if TYPE_CHECKING:
+    from everstep.agent.stacks import Stacks
+    from everstep.driver.registry import LiveWorker
+
+_POLL_S = 0.5
+
+
+@click.command(cls=RunCommand)
+@click.argument("run")
+@click.option("--threads", is_flag=True, help="Every thread, not only the main one.")
+def stacks(run: str, threads: bool) -> None:
+    """Where the workers of a run are: their Python stacks, equal ones together, the rarest first.
+
+    RUN is the name of a run on this machine (see `everstep ps`). Workers on other machines are left out.
+    """
+    from everstep.driver.registry import live_runs
+
+    live = live_runs().get(run)
+    if live is None:
+        raise click.ClickException(f"no live run on this machine is called {run!r}: see everstep ps")
+    workers = sorted((w for w in live.workers if w.alive), key=lambda worker: worker.rank)
+    found = asyncio.run(_take(workers))
+    for ranks, taken in _grouped(found):
+        click.echo(f"=== {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}\n")
+        click.echo(_text(taken, threads) + "\n")
+    missing = [str(w.rank) for w in live.workers if not w.alive]
+    if missing:
+        click.echo(f"not on this machine, or gone: rank {', '.join(missing)}", err=True)
+
+
+async def _take(workers: list[LiveWorker]) -> dict[int, Stacks]:
+    taken = await asyncio.gather(*(_take_one(worker) for worker in workers))
+    return {worker.rank: one for worker, one in zip(workers, taken, strict=True)}
+
+
+async def _take_one(worker: LiveWorker) -> Stacks:
+    from everstep.agent.progress import page_of
+    from everstep.agent.stacks import NONE
+    from everstep.agent.watch import take_stacks
+
+    page = page_of(worker.pid)
+    if page is None:
+        return NONE
+    try:
+        return await take_stacks(worker.pid, page)
+    finally:
+        page.close()
+
+
+def _grouped(found: dict[int, Stacks]) -> list[tuple[list[int], Stacks]]:
+    groups: dict[object, list[int]] = {}
+    for rank, taken in found.items():
+        groups.setdefault(taken.main, []).append(rank)
+    by_rarity = sorted(groups.values(), key=lambda ranks: (len(ranks), ranks))
+    return [(ranks, found[ranks[0]]) for ranks in by_rarity]
+
+
+def _text(taken: Stacks, threads: bool) -> str:
+    from everstep.agent.stacks import text_of
+
+    none = "no Python stack could be taken: it is stopped, or blocked in the kernel"
+    return (taken.text.rstrip() if threads else text_of(taken.main)) or none
+
+
+# ---------------------------------------------------------------------- logs
+
+
+@click.command(cls=RunCommand)
+@click.argument("run")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Of this attempt; by default the newest.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is printed, until Ctrl+C.")
+def logs(run: str, rank: int | None, attempt: int | None, follow: bool) -> None:
+    """What the workers of a run have printed.
+
+    RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
+    machine or in ~/everstep_results. Logs lie in the run's folder, or, if that is in an object store, on the
+    machines of the workers: there the last lines of ranks that failed are all that others can see.
+    """
+    from everstep.driver.history import log_folder
+
+    store = find_run(run).run
+    folder = log_folder(store)
+    if not folder.is_dir():
+        tails = {Path(f.path): store.read(f.path) or b"" for f in store.list("logs")}
+        if not tails:
+            raise click.ClickException(f"there are no logs of {run} on this machine, nor in its storage")
+        for path, data in sorted(tails.items()):
+            _print(path, data)
+        return
+    reader = Logs(folder, rank, attempt)
+    try:
+        while True:
+            for path, data in reader.news(unfinished=not follow):
+                _print(path, data)
+            if not follow:
+                return
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+class Logs:
+    """The files of one attempt, and of those that follow it, read on and on."""
+
+    def __init__(self, folder: Path, rank: int | None, attempt: int | None) -> None:
+        self._folder = folder
+        self._files = f"rank-{rank:05d}.log" if rank is not None else "rank-*.log"
+        self._fixed = attempt
+        attempts = self._attempts()
+        self._first = attempt if attempt is not None else max(attempts, default=1)
+        self._read: dict[Path, int] = {}
+        if attempt is not None and attempt not in attempts:
+            known = ", ".join(map(str, sorted(attempts))) or "none"
+            raise click.ClickException(f"there is no attempt {attempt} in {folder}; there is {known}")
+
+    def _attempts(self) -> set[int]:
+        return {int(f.name.split("-")[1].split(".")[0]) for f in self._folder.glob("epoch-*")}
+
+    def news(self, unfinished: bool) -> Iterator[tuple[Path, bytes]]:
+        """What was printed since the last call, in whole lines; also one that isn't, if it is wanted."""
+        for folder in sorted(self._folder.glob("epoch-*")):
+            attempt = int(folder.name.split("-")[1].split(".")[0])
+            if attempt < self._first or (self._fixed is not None and attempt != self._fixed):
+                continue
+            for path in sorted(folder.glob(self._files)):
+                begun = self._read.get(path, 0)
+                if path.stat().st_size < begun:
+                    begun = 0  # it was rotated
+                with path.open("rb") as file:
+                    file.seek(begun)
+                    data = file.read()
+                if not unfinished:
+                    data = data[: data.rfind(b"\n") + 1]
+                self._read[path] = begun + len(data)
+                if data:
+                    yield path, data
+
+
+def _print(path: Path, data: bytes) -> None:
+    rank = int(path.name.split("-")[1].split(".")[0])
+    for line in data.decode(errors="replace").splitlines():
+        click.echo(f"[rank {rank}] {line}")
+
+
+COMMANDS = (stacks, logs)

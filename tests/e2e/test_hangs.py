@@ -1,0 +1,280 @@
+"""Workers stand still in every way that workers do: the right one is named, and training goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from everstep import (
+    Deadlines,
+    FailureConfig,
+    NCCLHangError,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    WorkerGroupError,
+)
+from everstep.control.commands import HangSeen, Recovered
+from everstep.control.failures import Kind
+from everstep.driver import journal
+from everstep.driver.registry import live_runs
+from everstep.jax import JaxTrainer
+from everstep.torch import TorchTrainer
+from everstep.trainer import Trainer as AnyTrainer
+from processes import ours, wait_for
+
+from . import hanging
+from .training import notes
+
+QUICK = Deadlines(hang_s=3.0, hang_look_s=0.25)
+WORLD = 3
+
+
+def config(tmp_path: Path, failures: FailureConfig, limits: Deadlines = QUICK) -> RunConfig:
+    return RunConfig(name="hangs", storage_path=str(tmp_path), failure_config=failures, deadlines=limits)
+
+
+def hangs(tmp_path: Path) -> list[HangSeen]:
+    return [r for r in journal.read(tmp_path / "hangs") if isinstance(r, HangSeen)]
+
+
+def recoveries(tmp_path: Path) -> list[Recovered]:
+    return [r for r in journal.read(tmp_path / "hangs") if isinstance(r, Recovered)]
+
+
+def run(
+    tmp_path: Path,
+    function: Any,
+    *,
+    trainer: type[AnyTrainer] = Trainer,
+    failures: FailureConfig | None = None,
+    limits: Deadlines = QUICK,
+    world: int = WORLD,
+    **given: Any,
+) -> None:
+    trainer(
+        function,
+        train_loop_config={"steps": 30, "rank": 1, "at": 20, **given},
+        scaling_config=ScalingConfig(num_workers=world),
+        run_config=config(tmp_path, failures or FailureConfig(max_failures=1), limits),
+    ).fit()
+
+
+@pytest.mark.parametrize("how", ["sleep", "stop_itself", "keep_the_lock", "spin_in_c", "wait_for_a_child"])
+@pytest.mark.parametrize("function", [hanging.plain, hanging.with_barriers])
+def test_a_rank_that_hangs_is_named_with_its_line_and_training_goes_on(
+    tmp_path: Path, function: Any, how: str
+) -> None:
+    run(tmp_path, function, how=how)
+    (hang,) = hangs(tmp_path)
+    (recovery,) = recoveries(tmp_path)
+    assert hang.ranks == (1,)
+    assert recovery.cause is not None
+    assert (recovery.cause.kind, recovery.cause.rank) == (Kind.HANG, 1)
+    page = (tmp_path / "hangs" / hang.stacks).read_text()
+    assert page.startswith("=== rank 1 (the others wait for this)\n")
+    assert "ranks 0, 2" in page or function is hanging.plain
+    assert f"in {how}" in hang.message
+    assert "hanging.py" in hang.message
+    if how == "stop_itself":
+        assert "stopped (SIGSTOP)" in hang.message
+    if how in ("keep_the_lock", "spin_in_c"):
+        assert "kept Python's lock" in hang.message
+
+
+@pytest.mark.parametrize("how", ["sleep", "stop_itself", "keep_the_lock", "skip", "return", "leave"])
+def test_of_ranks_in_an_all_reduce_the_one_that_is_missing_is_named(tmp_path: Path, how: str) -> None:
+    run(tmp_path, hanging.with_torch, trainer=TorchTrainer, how=how)
+    (hang,) = hangs(tmp_path)
+    assert hang.ranks == (1,)
+    if how in ("return", "leave"):
+        assert "returned from the training function after 19 reports" in hang.message
+
+
+@pytest.mark.parametrize("how", ["sleep", "return"])
+def test_with_jax_too(tmp_path: Path, how: str) -> None:
+    run(tmp_path, hanging.with_jax, trainer=JaxTrainer, how=how)
+    (hang,) = hangs(tmp_path)
+    assert hang.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("function", "failures", "stage"),
+    [(hanging.stalls_in_restore, 2, "restore"), (hanging.stalls_in_upload, 1, "checkpoint")],
+)
+def test_a_restore_and_an_upload_have_deadlines_of_their_own(
+    tmp_path: Path, function: Any, failures: int, stage: str
+) -> None:
+    limits = Deadlines(hang_s=3.0, hang_look_s=0.25, hang_restore_s=4.0, hang_checkpoint_s=4.0)
+    run(tmp_path, function, failures=FailureConfig(max_failures=failures), limits=limits)
+    (hang,) = hangs(tmp_path)
+    assert hang.ranks == (1,)
+    assert f"in {stage}" in hang.message
+    assert "in sleep" in hang.message
+
+
+def test_without_budget_the_run_ends_with_the_rank_its_line_and_its_stack(tmp_path: Path) -> None:
+    with pytest.raises(NCCLHangError, match="rank 1 on .* no progress for") as caught:
+        run(tmp_path, hanging.with_barriers, how="sleep", failures=FailureConfig())
+    assert caught.value.first_rank == 1
+    assert "in sleep" in str(caught.value)
+
+
+def test_on_hang_fail_ends_the_run_although_restarts_are_left(tmp_path: Path) -> None:
+    with pytest.raises(NCCLHangError, match="on_hang='fail'"):
+        run(tmp_path, hanging.plain, how="sleep", failures=FailureConfig(max_failures=-1, on_hang="fail"))
+    assert [hang.action for hang in hangs(tmp_path)] == ["fail"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        hanging.evaluates,
+        hanging.compiles,
+        hanging.idles,
+        hanging.naps,
+        hanging.polls,
+        hanging.pauses,
+        hanging.beats,
+    ],
+)
+def test_what_only_looks_like_a_hang_is_left_alone(tmp_path: Path, function: Any) -> None:
+    (tmp_path / "notes").mkdir()
+    run(tmp_path, function, busy_s=8.0, idle_s=8.0, nap_s=2.0, notes=str(tmp_path / "notes"))
+    assert not hangs(tmp_path)
+
+
+def test_a_machine_that_was_suspended_is_not_a_hang(tmp_path: Path) -> None:
+    limits = Deadlines(hang_s=3.0, hang_look_s=0.25, heartbeat_timeout_s=120.0)
+    where, enough = tmp_path / "notes", tmp_path / "enough"
+    where.mkdir()
+    others = set(ours())
+    running = Thread(
+        target=run,
+        args=(tmp_path, hanging.until_told),
+        kwargs={"limits": limits, "notes": str(where), "enough": str(enough)},
+    )
+    running.start()
+    wait_for(lambda: _steps(where) >= 3 * 30, "steps of every rank")
+    asleep = set(ours()) - others
+    for sig in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in asleep:
+            os.kill(pid, sig)
+        if sig == signal.SIGSTOP:
+            time.sleep(8.0)  # this is how long it is suspended: more than twice what makes a hang
+    before = _steps(where)
+    wait_for(lambda: _steps(where) >= before + 3 * 100, "more steps of every rank")
+    enough.touch()
+    running.join()
+    assert not hangs(tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_replica_group_that_hangs_is_replaced_and_the_others_never_stop(tmp_path: Path, size: int) -> None:
+    where, enough, hung = tmp_path / "notes", tmp_path / "enough", tmp_path / "hang"
+    where.mkdir()
+    trainer = Trainer(
+        hanging.until_told_or_hung,
+        train_loop_config={"notes": str(where), "enough": str(enough), "hangs": str(hung), "rank": size},
+        scaling_config=ScalingConfig(num_workers=2 * size, replica_group_size=size),
+        run_config=config(tmp_path, FailureConfig(max_failures=1)),
+    )
+    running = Thread(target=trainer.fit)
+    running.start()
+    wait_for(lambda: len(notes(where)) == 2 * size and _steps(where) >= 20 * size, "steps of every rank")
+    before = _pids(where)
+    hung.touch()
+    wait_for(lambda: _pids(where)[size] != before[size], "a new process of the rank that hangs")
+    enough.touch()
+    running.join()
+    (hang,) = hangs(tmp_path)
+    assert hang.ranks == (size,)
+    after = _pids(where)
+    assert {rank for rank, pid in after.items() if pid == before[rank]} == set(range(size))
+
+
+DRIVER = """
+import sys
+from everstep import Deadlines, FailureConfig, RunConfig, ScalingConfig, Trainer
+from e2e import hanging
+
+Trainer(
+    hanging.until_told,
+    train_loop_config={"notes": sys.argv[1] + "/notes", "enough": sys.argv[1] + "/enough"},
+    scaling_config=ScalingConfig(num_workers=3),
+    run_config=RunConfig(
+        name="hangs",
+        storage_path=sys.argv[1],
+        failure_config=FailureConfig(max_failures=1),
+        deadlines=Deadlines(hang_s=3.0, hang_look_s=0.25),
+    ),
+).fit()
+"""
+
+
+def test_a_driver_that_takes_over_sees_the_hangs_that_are_there_and_no_others(tmp_path: Path) -> None:
+    where = tmp_path / "notes"
+    where.mkdir()
+
+    def drive() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)])
+
+    def wait_for_steps(more: int) -> None:
+        before = {rank: len(rows) for rank, rows in notes(where).items()}
+        wait_for(
+            lambda: (
+                len(notes(where)) == WORLD
+                and all(len(rows) >= before.get(rank, 0) + more for rank, rows in notes(where).items())
+            ),
+            "steps of every rank",
+        )
+
+    with drive() as first:
+        wait_for_steps(20)
+        first.kill()
+    wait_for_steps(100)  # nobody drives: at a step's pace, for longer than makes a hang
+    with drive() as second:
+        wait_for(lambda: _driver() == second.pid, "the take-over")
+        wait_for_steps(100)
+        assert not hangs(tmp_path)
+        second.kill()
+    os.kill(_pids(where)[1], signal.SIGSTOP)
+    with drive() as third:
+        wait_for(lambda: hangs(tmp_path), "the hang")
+        wait_for_steps(20)
+        (tmp_path / "enough").touch()
+    assert third.returncode == 0
+    assert [hang.ranks for hang in hangs(tmp_path)] == [(1,)]
+
+
+def _driver() -> int:
+    live = live_runs().get("hangs")
+    return live.driver_pid if live is not None else 0
+
+
+def _pids(where: Path) -> dict[int, int]:
+    return {rank: rows[-1]["pid"] for rank, rows in notes(where).items()}
+
+
+def _steps(where: Path) -> int:
+    return sum(len(rows) for rows in notes(where).values())
+
+
+def test_a_slow_first_step_is_left_alone(tmp_path: Path) -> None:
+    run(tmp_path, hanging.starts_slowly, idle_s=8.0)
+    assert not hangs(tmp_path)
+
+
+def test_a_segmentation_fault_leaves_pythons_stack_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(WorkerGroupError, match="SIGSEGV") as caught:
+        run(tmp_path, hanging.crashes, failures=FailureConfig(), world=1)
+    assert "in read_nowhere" in str(caught.value)
+    assert "in crashes" in str(caught.value)
