@@ -45,8 +45,9 @@ class Killer(Proxy):
 
     async def answer(self, raw: web.Request, request: Request) -> web.StreamResponse:
         await asyncio.to_thread(self._known.wait, LIMIT_S)
-        # Nobody reads of events what to do next: to be killed at one is to be killed at the call before it.
-        aside = request.watching or request.path.endswith("/events")
+        # What changes nothing, and events, of which nobody reads what to do next: to be killed at one is to
+        # be killed after the call before it.
+        aside = request.method == "GET" or request.path.endswith("/events")
         if not aside:
             self.calls.append(f"{request.method} {request.path}")
         mine = not aside and len(self.calls) == self._at

@@ -105,6 +105,10 @@ class Namespace:
     def condition(self, kind: str, name: str = "demo") -> dict[str, Any]:
         return next((c for c in self.status(name).get("conditions") or () if c["type"] == kind), {})
 
+    def events(self) -> str:
+        """What `kubectl get events` would show, without a process for it."""
+        return "\n".join(f"{event['reason']} {event['message']}" for event in self.get("events")["items"])
+
     def patch(self, change: dict[str, Any], name: str = "demo") -> None:
         path = f"/apis/ray.io/v1/namespaces/{self.name}/rayclusters/{name}"
         self.server.request("PATCH", path, change, MERGE)

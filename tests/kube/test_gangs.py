@@ -122,7 +122,7 @@ def test_a_slice_that_got_half_of_its_nodes_gives_them_back_on_a_real_server(
         space.bind(space.workers(group="a")[0])
         space.see(lambda: space.anew(4, gone), "the slice anew, on no node", kubelet=True)
         assert kept < space.uids()
-        assert "waited for a node" in space.server.kubectl("-n", space.name, "get", "events")
+        assert "waited for a node" in space.events()
 
 
 @pytest.fixture(scope="module")

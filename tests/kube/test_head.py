@@ -123,7 +123,7 @@ def test_a_cluster_that_kuberay_holds_for_its_redis_is_let_go(space: Namespace, 
         space.see(lambda: len(space.pods()) == 1, "the head")
         space.server.kubectl("-n", space.name, "delete", "raycluster", "demo", "--wait=false")
         space.see(lambda: not space.get("rayclusters", group="/apis/ray.io/v1")["items"], "its end")
-        assert "RedisNotCleaned" in space.server.kubectl("-n", space.name, "get", "events")
+        assert "RedisNotCleaned" in space.events()
 
 
 @pytest.fixture
@@ -202,7 +202,8 @@ def test_a_run_outlives_the_head_and_nobody_gets_in_without_the_token(
         with training(address_of(head), tmp_path, kubelet.logs, token, num_workers=[2, 2]) as driver:
             see(lambda: world(tmp_path) == 2, "training on both workers")
             before, pids = space.uids(), kubelet.pids("worker")
-            space.delete_pod(head)
+            # SIGKILL, without a word to anybody.
+            kubelet.lose(kubelet.node_of(head["metadata"]["name"]))
             see(
                 lambda: [
                     p

@@ -89,7 +89,9 @@ def test_killed_at_any_call_the_next_operator_gets_to_the_same_end(
         if not healing:
             space.clear()
             space.see(lambda: not space.get("pods")["items"], "a clean slate")
-    assert call > (8 if healing else 14), f"there were fewer calls than there must be: {killer.calls}"
+    # The lease, what is broken or two Services and the head, the Pods of one replica or two, the status.
+    writes = 1 + 1 + 2 + 1 if healing else 1 + 3 + 4 + 1
+    assert call >= writes, f"there were fewer writes than there must be: {killer.calls}"
 
 
 def test_the_second_operator_waits_and_takes_over_when_the_first_goes(
@@ -163,7 +165,7 @@ def test_what_may_not_be_deleted_holds_up_nothing_else(
         space.create(cluster(group("a", 1, 2), group("b", 1, 2)))
         space.see(lambda: len(space.workers()) == 4, "both groups")
         space.say(space.workers(group="a")[0], phase="Failed")
-        space.see(lambda: "the end of" in space.server.kubectl("-n", space.name, "get", "events"), "an event")
+        space.see(lambda: "the end of" in space.events(), "an event")
         space.patch_group(1, replicas=2)
         space.see(lambda: space.places("b") == WHOLE, "the other group to grow nevertheless")
         space.see(
@@ -308,9 +310,7 @@ def test_it_never_fights_kuberay(tmp_path: Path) -> None:
             space.create(cluster(group(replicas=1)))
             space.see(lambda: len(space.workers()) == 4, "slices beside KubeRay's definition")
             space.delete_pod(space.workers()[0])
-            space.see(
-                lambda: "ReplicaReplaced" in server.kubectl("-n", space.name, "get", "events"), "a heal"
-            )
+            space.see(lambda: "ReplicaReplaced" in space.events(), "a heal")
             space.see(lambda: len(space.workers()) == 4, "four again")
             calls = [call for call in server.calls() if call["verb"] == "patch"]
             written = [call for call in calls if call["objectRef"]["resource"] == "rayclusters"]

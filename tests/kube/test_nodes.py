@@ -114,7 +114,7 @@ def test_a_slice_leaves_before_its_pod_is_disrupted_or_its_node_maintained(
         space.server.request("PATCH", f"/api/v1/nodes/{nodes[2]}", {"metadata": {"labels": label}}, MERGE)
         space.see(lambda: space.anew(4, gone), "slice 1 anew", kubelet=True)
         assert kept < space.uids()
-        events = space.server.kubectl("-n", space.name, "get", "events")
+        events = space.events()
         assert "PreemptionByScheduler" in events
         assert "has maintenance" in events
 
@@ -136,7 +136,7 @@ def test_slices_leave_nodes_that_are_about_to_go(space: Namespace, nodes: list[s
         change(nodes[1], {"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}})
         space.see(lambda: space.anew(4, gone), "slice 0 anew", kubelet=True)
         assert kept < space.uids()
-        assert "about to be terminated" in space.server.kubectl("-n", space.name, "get", "events")
+        assert "about to be terminated" in space.events()
         # Another one has not been heard of for too long: its Pod can't be waited for.
         since = stamp(time.time() - NOT_READY_S - 1)
         silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": since}

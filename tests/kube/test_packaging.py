@@ -23,7 +23,7 @@ from everstep.kube.packaging import files
 from everstep.testing.kube import ApiServer, find_programs
 from everstep.testing.kube.server import free_ports
 from kube.bad import bad
-from kube.live import Namespace, OperatorProcess, install, operating
+from kube.live import Namespace, OperatorProcess, operating
 from kube.test_slices import cluster
 from kube.world import group
 from processes import LIMIT_S, wait_for
@@ -88,9 +88,9 @@ def test_the_chart_is_what_an_api_server_takes(server: ApiServer, tmp_path: Path
         server.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=text)
 
 
-def test_the_kustomization_is_what_an_api_server_takes() -> None:
-    with ApiServer() as server:
-        server.kubectl("apply", "-k", str(DEPLOY / "kustomize" / "crd"))
+def test_the_kustomization_is_what_an_api_server_takes(server: ApiServer) -> None:
+    server.kubectl("apply", "-k", str(DEPLOY / "kustomize" / "crd"))
+    try:
         server.kubectl("apply", "-k", str(DEPLOY / "kustomize"))
         deployment = server.request(
             "GET", "/apis/apps/v1/namespaces/everstep-system/deployments/everstep-operator"
@@ -98,6 +98,9 @@ def test_the_kustomization_is_what_an_api_server_takes() -> None:
         [container] = deployment["spec"]["template"]["spec"]["containers"]
         assert re.match(r"everstep-operator:\d", container["image"])
         server.wait_until_served("rayclusters.ray.io")
+    finally:
+        # Nobody is here to see a namespace off.
+        server.kubectl("delete", "--wait=false", "-k", str(DEPLOY / "kustomize"))
 
 
 def answer(port: int, path: str) -> tuple[int, str]:
@@ -195,18 +198,15 @@ def opinion(server: ApiServer, port: int, asked: dict[str, Any], space: Namespac
         return bool(json.loads(connection.getresponse().read())["response"]["allowed"])
 
 
-def test_an_operator_that_reaches_nobody_is_not_ready(tmp_path: Path, programs: None) -> None:
-    [port] = free_ports(1)
-    with ApiServer() as server:
-        install(server)
-        space = Namespace(server)
-        arguments = ("--namespace", space.name, "--lease-seconds", "4", "--metrics-port", str(port))
-        with operating(server, tmp_path, *arguments):
-            wait_for(lambda: answer(port, "readyz") == (200, "ok"), "it to be ready", look_s=0.1)
-            with server.away():
-                wait_for(lambda: answer(port, "readyz")[0] == 503, "it to say so", look_s=0.1)
-                assert answer(port, "healthz") == (200, "ok"), "to start it anew would help nobody"
-            wait_for(lambda: answer(port, "readyz") == (200, "ok"), "it to be ready again", look_s=0.1)
+def test_an_operator_that_reaches_nobody_is_not_ready(server: ApiServer, tmp_path: Path) -> None:
+    [port], space = free_ports(1), Namespace(server)
+    arguments = ("--namespace", space.name, "--lease-seconds", "4", "--metrics-port", str(port))
+    with operating(server, tmp_path, *arguments):
+        wait_for(lambda: answer(port, "readyz") == (200, "ok"), "it to be ready", look_s=0.1)
+        with server.paused("kube-apiserver"):
+            wait_for(lambda: answer(port, "readyz")[0] == 503, "it to say so", look_s=0.1)
+            assert answer(port, "healthz") == (200, "ok"), "to start it anew would help nobody"
+        wait_for(lambda: answer(port, "readyz") == (200, "ok"), "it to be ready again", look_s=0.1)
 
 
 def test_a_lease_is_held_as_controller_runtime_holds_it() -> None:

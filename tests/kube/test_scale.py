@@ -104,6 +104,8 @@ def test_what_breaks_beside_standing_troubles_is_healed_at_its_own_price(
     ):
         refuse_chips(space)
         space.create(cluster(group("tpu", size, HOSTS, maxReplicas=size), over_quota()))
+        # Not by asking the server, which would have to look through thousands of Pods each time.
+        operator.hear(f"creating replica {size - 1} of tpu")
         space.see(lambda: len(replica(space, size - 1)) == HOSTS, "the last slice")
 
         # A group is over its quota, one Pod fails and can't be deleted, a node flaps.

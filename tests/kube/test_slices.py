@@ -87,7 +87,7 @@ def test_three_slices_of_four_hosts_and_one_that_is_replaced(
     space.see(lambda: space.anew(len(ALL), replica), "replica 2 anew", kubelet=True)
     assert others < space.uids()
     assert space.places() == ALL
-    events = space.server.kubectl("-n", space.name, "get", "events")
+    events = space.events()
     assert "ReplicaReplaced" in events
     assert "no longer in step" in events
 
@@ -200,7 +200,7 @@ def test_quota_for_six_of_eight_pods_gives_one_whole_replica_and_quiet(
     assert "exceeded quota" in failure["message"]
     space.see(lambda: len(space.places()) == 4, "one replica, whole")
     assert len({i for i, _ in space.places()}) == 1
-    assert "QuotaExceeded" in space.server.kubectl("-n", space.name, "get", "events")
+    assert "QuotaExceeded" in space.events()
     [refused] = space.status()["refused"]
     assert refused["name"] == "Group/tpu"
 

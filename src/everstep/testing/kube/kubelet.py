@@ -24,7 +24,7 @@ import threading
 import time
 import urllib.error
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -233,6 +233,22 @@ class ProcessKubelet:
                             self._server.request("DELETE", life.path)
 
 
+class Grace:
+    """What a Pod that is told to leave has left. Its hooks and the end of its containers share it."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._until = now, now() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._until - self._now())
+
+    @property
+    def left_for_the_end(self) -> float:
+        """After the hooks, however long they took."""
+        return max(_LEAST_GRACE_S, self.left)
+
+
 class _Life:
     """One Pod, from its node to its end."""
 
@@ -264,34 +280,33 @@ class _Life:
         _kill(self._processes[self._pod["spec"]["containers"][0]["name"]])
 
     def end(self, grace_s: float) -> None:
-        """The hooks and the end of the containers share one grace."""
-        deadline = time.monotonic() + grace_s
+        """At once, if there is no grace."""
+        grace = Grace(grace_s)
         if grace_s:
-            self._say_goodbye(grace_s)
+            self._say_goodbye(grace)
         self._ending.set()
         for hook in list(self._hooks):
             hook.kill()
             hook.wait()
         if grace_s:
+            end = Grace(grace.left_for_the_end)
             for process in list(self._processes.values()):
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
-            deadline = max(deadline, time.monotonic() + _LEAST_GRACE_S)
             for process in list(self._processes.values()):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
+                    process.wait(end.left)
         for process in list(self._processes.values()):
             _kill(process)
             process.wait()
 
-    def _say_goodbye(self, grace_s: float) -> None:
+    def _say_goodbye(self, grace: Grace) -> None:
         """The containers' own hooks, side by side, for as long as the grace lasts."""
-        deadline = time.monotonic() + grace_s
         for container in self._pod["spec"]["containers"]:
             self._start_hook(container)
         for hook in self._hooks:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                hook.wait(max(0.0, deadline - time.monotonic()))
+                hook.wait(grace.left)
 
     def _start_hook(self, container: Mapping[str, Any]) -> None:
         hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}

@@ -35,6 +35,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _STARTING_S = 300.0
+_READY = ("poststarthook/crd-informer-synced", "autoregister-completion")
+"""Without these it answers, and doesn't know yet which kinds were defined before it was away."""
 _POLICY = """apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]
@@ -308,11 +310,17 @@ class ApiServer:
             try:
                 self._trust = ssl.create_default_context(cafile=str(self.certificate))
                 self.request("GET", "/api/v1/namespaces/default")
-                return
+                if all(self._is_ready(part) for part in _READY):
+                    return
             except (OSError, ValueError):
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"kube-apiserver isn't up after {_STARTING_S:.0f} s") from None
-                time.sleep(0.1)
+                pass
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"kube-apiserver isn't up after {_STARTING_S:.0f} s")
+            time.sleep(0.1)
+
+    def _is_ready(self, part: str) -> bool:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return self._exchange("GET", f"/readyz/{part}", None, headers)[0] == 200
 
     def _stop(self) -> None:
         for program in reversed(list(self._processes)):
