@@ -2,16 +2,20 @@
 # PYTHON=… names the Python to use; ARGS=… is handed to pytest, to the benchmarks or to the demo.
 
 RUN := .venv/bin/python
-SRC := src tests examples bench
+SRC := src tests examples bench scripts
+# Strict: a link that leads nowhere is an error. The variable silences an advertisement of the theme.
+SITE := NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
-.PHONY: help setup setup-demo demo demo-kube test check format bench sim soak clean
+.PHONY: help setup setup-demo demo demo-kube test check format reference site bench sim soak clean
 
 help:
 	@echo "make demo     train a small model, break it in three ways, watch it recover"
 	@echo "make demo-kube  the same on Kubernetes: a real API server, the operator, Ray nodes, a slice that dies"
 	@echo "make test     run the tests, in several processes  (ARGS='-k name': in one)"
-	@echo "make check    lint, types, import rules"
+	@echo "make check    lint, types, import rules, documentation"
 	@echo "make format   format the code"
+	@echo "make site     build the documentation into build/site"
+	@echo "make reference  write the reference pages from docstrings"
 	@echo "make bench    measure, beside Ray Train"
 	@echo "make sim      a million fresh schedules of faults, simulated, on all cores (ARGS='--schedules 50000')"
 	@echo "make soak     hours of faults"
@@ -37,6 +41,13 @@ check: setup
 	$(RUN) -m ruff format --check $(wildcard $(SRC))
 	$(RUN) -m mypy
 	.venv/bin/lint-imports --no-logo
+	@$(SITE) --quiet
+
+site: setup
+	@$(SITE)
+
+reference:
+	@$(or $(wildcard $(RUN)),python3) scripts/reference.py
 
 format: setup
 	$(RUN) -m ruff check --fix $(wildcard $(SRC))

@@ -20,12 +20,18 @@ class TrainRunContext:
     """Which run this is, and how it was asked for."""
 
     run_id: str
+    """The same across restarts and take-overs."""
     run_config: RunConfig
+    """As the trainer was given it."""
     scaling_config: ScalingConfig
+    """As the trainer was given it."""
     train_loop_config: Mapping[str, Any] | None = None
+    """What the training function is called with."""
     backend_config: object = None
+    """The ``TorchConfig`` or ``JaxConfig``."""
 
     def get_run_config(self) -> RunConfig:
+        """The same as ``run_config``: Ray Train has both."""
         return self.run_config
 
 

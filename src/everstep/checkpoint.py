@@ -213,10 +213,14 @@ class CheckpointUploadMode(Enum):
     """When a checkpoint is uploaded: before ``report`` returns, after it, or not by Everstep."""
 
     ASYNC = "ASYNC"
+    """In the background. The files are pinned before ``report`` returns, and survive the worker's death."""
     SYNC = "SYNC"
+    """Before ``report`` returns."""
     NO_UPLOAD = "NO_UPLOAD"
+    """Not at all: the checkpoint is in shared storage already, and the report only says where."""
 
     def default_delete_local_checkpoint_after_upload(self) -> bool:
+        """Whether the local folder is removed where ``report`` isn't told."""
         return self is CheckpointUploadMode.ASYNC
 
 
@@ -224,17 +228,24 @@ class CheckpointConsistencyMode(Enum):
     """What ``get_all_reported_checkpoints`` waits for. Without validation, both wait for the commit."""
 
     COMMITTED = "COMMITTED"
+    """Wait for the commit."""
     VALIDATED = "VALIDATED"
+    """The same here."""
 
 
 class ReportedCheckpointStatus(Enum):
     """Where a reported checkpoint stands. Without validation, ``COMMITTED`` is the only one met."""
 
     COMMITTED = "COMMITTED"
+    """It exists, and is whole."""
     PENDING_VALIDATION = "PENDING_VALIDATION"
+    """Ray Train's; never seen here."""
     VALIDATED = "VALIDATED"
+    """Ray Train's; never seen here."""
     VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+    """Ray Train's; never seen here."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
+    """Ray Train's; never seen here."""
 
 
 @dataclass(frozen=True)
@@ -242,8 +253,11 @@ class ReportedCheckpoint:
     """A committed checkpoint and the metrics that rank 0 reported with it."""
 
     checkpoint: Checkpoint
+    """The checkpoint itself."""
     metrics: dict[str, Any]
+    """What rank 0 reported with it."""
     status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
+    """Always ``COMMITTED``: there are no validation tasks."""
 
 
 @dataclass(frozen=True)

@@ -99,14 +99,17 @@ class ScalingConfig:
 
     @property
     def elasticity_enabled(self) -> bool:
+        """Whether ``num_workers`` is a range."""
         return isinstance(self.num_workers, tuple)
 
     @property
     def min_workers(self) -> int:
+        """The fewest workers to train with."""
         return self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
     def max_workers(self) -> int:
+        """The most workers to train with."""
         return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
 
     @property
@@ -158,14 +161,17 @@ class ScalingConfig:
 
     @property
     def num_cpus_per_worker(self) -> float:
+        """CPUs of one worker."""
         return self.worker_resources.get("CPU", 0)
 
     @property
     def num_gpus_per_worker(self) -> float:
+        """GPUs of one worker."""
         return self.worker_resources.get("GPU", 0)
 
     @property
     def num_tpus_per_worker(self) -> float:
+        """TPU chips of one worker."""
         return self.worker_resources.get("TPU", 0)
 
     @property
@@ -232,6 +238,7 @@ class CheckpointConfig:
     scores worst.
     """
     checkpoint_score_order: Literal["max", "min"] = "max"
+    """Whether a high score is good, or a low one."""
     delete_external: bool = False
     """Whether retention also removes the files of checkpoints that Everstep did not upload (``NO_UPLOAD``,
     ``checkpoint_upload_fn``). Otherwise it only stops listing them.
@@ -273,6 +280,7 @@ class LoggingConfig:
     """How much the logger ``everstep`` says."""
 
     log_level: str = "INFO"
+    """A level of ``logging``, by its name."""
 
     def __post_init__(self) -> None:
         level = self.log_level.upper() if isinstance(self.log_level, str) else self.log_level
@@ -296,16 +304,19 @@ class RunConfig:
     """
     storage_path: str = DEFAULT_STORAGE_PATH
     """The folder under which runs keep what they have, or ``s3://bucket/prefix``, ``gs://…``, ``az://…``,
-    ``file://…``. A folder is made absolute here; ``None`` is the default.
+    ``file://…``. ``~/everstep_results`` by default. A folder is made absolute here.
     """
     _: KW_ONLY
     failure_config: FailureConfig = field(default_factory=FailureConfig)
+    """How many recoveries are allowed. By default none: set ``max_failures``."""
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Which checkpoints are kept."""
     callbacks: tuple[UserCallback, ...] = ()
     """Any iterable of ``UserCallback``; they run in the driver's process."""
     worker_runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """``env_vars`` and ``working_dir`` for the workers; on Ray all that a runtime environment can have."""
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
+    """How much is logged."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Every time limit. A variable ``EVERSTEP_<NAME>`` in the environment overrides the limit of that name.
     """

@@ -105,6 +105,7 @@ class WorkerError(EverstepError):
 
     @property
     def signal_name(self) -> str | None:
+        """``"SIGKILL"``, for example; ``None`` if no signal ended it."""
         return None if self.signal is None else _signal_name(self.signal)
 
 

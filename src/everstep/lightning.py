@@ -143,6 +143,7 @@ class RayTrainReportCallback(pl.Callback):  # type: ignore[misc]
     """Saves and reports at the end of every pass."""
 
     CHECKPOINT_NAME = CHECKPOINT_NAME
+    """Lightning's own file in a checkpoint."""
 
     def __init__(
         self, checkpoint_upload_mode: CheckpointUploadMode | None = None, validation: bool = False

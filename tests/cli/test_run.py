@@ -87,6 +87,7 @@ def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             sys.executable,
+            "-P",  # like the command `everstep`, without the current folder in sys.path
             "-m",
             "everstep.cli.main",
             "run",
@@ -153,6 +154,8 @@ def test_the_scripts_exit_code_decides(tmp_path: Path, code: str, status: int) -
         (["--nproc-per-node", "many", __file__], "neither a number nor gpu"),
         (["--nproc-per-node", "gpu", "--nonsense", "x.py"], "No such option"),
         (["x.py"], "there is no file 'x.py'"),
+        (["-m", "no_such_package.train"], "there is no module 'no_such_package.train' here"),
+        (["-m", "everstep.no_such_module"], "there is no module 'everstep.no_such_module' in"),
         (["--standalone", "--engine", "ray", "x.py"], "--standalone means this machine"),
         (["--show-ranks", "a", __file__], "isn't a list of ranks"),
     ],

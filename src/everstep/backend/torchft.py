@@ -47,9 +47,8 @@ class TorchftConfig(TorchConfig):
             to say.
         replica_group_size: Workers that together hold one copy of the model.
         min_replica_groups: The fewest groups that the run may go on with when there is no place for the
-        others;
-            also enough for a start. By default ``ScalingConfig(num_workers=(min, max))`` says so; with a
-            fixed number a start waits for all, and one group is enough to go on with.
+            others; also enough for a start. By default ``ScalingConfig(num_workers=(min, max))`` says so;
+            with a fixed number a start waits for all, and one group is enough to go on with.
         max_replica_failures: How many replacements of groups are allowed, -1 for no limit; after that, all
             workers restart, which spends ``max_failures``. By default a replacement spends ``max_failures``
             itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -109,7 +110,9 @@ def run(
         raise click.UsageError(f"--nnodes {nnodes} needs --engine ray: this machine is one host.")
     if standalone and engine == "ray":
         raise click.UsageError("--standalone means this machine: leave it out, or use --engine local.")
-    if not module and not Path(script).is_file():
+    if module:
+        _require_module(script)
+    elif not Path(script).is_file():
         raise click.UsageError(f"there is no file {script!r}.")
     workers = _per_host(nproc_per_node)
     total: int | tuple[int, int] = workers * most if least == most else (workers * least, workers * most)
@@ -149,6 +152,16 @@ def _hosts(text: str) -> tuple[int, int]:
     if not 1 <= found[0] <= found[1]:
         raise click.BadParameter(f"{text!r} is neither a number nor MIN:MAX.", param_hint="--nnodes")
     return found
+
+
+def _require_module(name: str) -> None:
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, and the command `everstep` itself doesn't
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"there is no module {name!r} here: {error}.") from error
+    if found is None:
+        raise click.UsageError(f"there is no module {name!r} in {os.getcwd()}, and none is installed.")
 
 
 def _per_host(text: str) -> int:

@@ -14,79 +14,133 @@ class Deadlines:
     """Time limits, in seconds. Those that depend on each other are checked when made."""
 
     heartbeat_interval_s: float = 0.25
-    """How often an agent says that it lives."""
+    """How often an agent sends a heartbeat. Raise it, with ``heartbeat_timeout_s``, on clusters of thousands
+    of hosts.
+    """
     heartbeat_timeout_s: float = 1.5
-    """Silence of an agent after which its host counts as lost."""
+    """How long an agent may be silent before its host counts as lost. Raise it if healthy hosts are declared
+    lost (overcommitted CPUs, virtual machines that are paused or migrated); lower it to notice a lost machine
+    sooner.
+    """
     reserve_s: float = 300.0
-    """One attempt at reserving every slice of a start."""
+    """One attempt at reserving every slice of a start. Raise it if the autoscaler takes longer than this to
+    bring up a slice.
+    """
     prepare_s: float = 300.0
-    """An agent getting its template ready: importing the user's module and the framework."""
+    """Importing the training function's module and the framework on a host. Raise it if that takes minutes,
+    as from a slow network file system.
+    """
     probe_s: float = 20.0
-    """The template's first fork finishing one operation; after that, fresh processes are used."""
+    """The first forked worker finishing one operation; if it doesn't, workers start as fresh processes. Raise
+    it on machines that are very busy while a run starts.
+    """
     start_s: float = 120.0
-    """From the order to start workers to the last of them being ready, rendezvous included."""
+    """From the order to start workers to the last of them being ready, rendezvous included. Raise it for
+    thousands of workers, or where NCCL takes minutes to connect.
+    """
     settle_s: float = 0.05
-    """After a failure that looks like an echo, how long the cause may take to show itself."""
+    """After a failure that looks like the consequence of another, how long to wait for its cause. Raise it if
+    errors name a broken collective rather than the rank that died.
+    """
     finish_report_s: float = 5.0
-    """After a failure, how long healthy ranks may take to finish the report that the failed one had made."""
+    """After a failure, how long healthy ranks may take to finish the report that the failed one had made.
+    Raise it if saving takes longer and ranks often fail right after a report; 0 doesn't wait.
+    """
     together_s: float = 0.2
-    """Replica groups that fail within this time of each other are one incident, and replaced together."""
+    """Replica groups that fail within this time of each other are replaced together. Raise it where one cause
+    takes several groups down over seconds.
+    """
     stop_grace_s: float = 5.0
-    """How long workers may take to stop by themselves when the user ends a run."""
+    """How long workers may take to exit when a run is stopped. Raise it if the training function cleans up
+    for longer on SIGTERM.
+    """
     kill_s: float = 10.0
-    """How long killed workers may take to be gone before their host counts as lost."""
+    """How long killed workers may take to be gone before their host counts as lost. Raise it where processes
+    hang in the kernel for long (large GPU memory, dead network mounts).
+    """
     leave_s: float = 10.0
-    """Shutting the framework down at a worker's normal end."""
+    """Shutting the framework down at a worker's normal end. Raise it if the last collectives of a large job
+    take longer.
+    """
     report_wait_s: float = 600.0
-    """How long ``report`` may wait for ranks that are too far behind."""
+    """How long ``report`` may wait for ranks that are too far behind, before it fails. Raise it if single
+    steps or evaluations take longer than this on some ranks only.
+    """
     upload_wait_s: float = 30.0
     """How long a restart waits for a checkpoint that all ranks have reported and that is still being
-    uploaded.
+    uploaded. Raise it if an upload takes longer and redoing the steps costs more than waiting; 0 never waits.
     """
     final_upload_s: float = 600.0
-    """The same when a run ends."""
+    """How long the end of a run waits for uploads. Raise it for checkpoints that take longer than ten minutes
+    to upload.
+    """
     report_warn_s: float = 5.0
-    """After this long, ranks that have not made a report that others have saved a checkpoint in are named."""
+    """After this long, the ranks are named that have not made a report in which others have saved a
+    checkpoint. Raise it if ranks take turns that are longer, and the warning is no news.
+    """
     commit_warn_s: float = 60.0
-    """After this long, a checkpoint that is not committed yet is warned about, whatever it waits for."""
+    """After this long, a warning names what an uncommitted checkpoint waits for. Raise it if uploads normally
+    take longer.
+    """
     capacity_log_s: float = 30.0
-    """How often to say again what a waiting run is waiting for."""
+    """How often a waiting run says again what it waits for. Raise it for shorter logs."""
     backoff_first_s: float = 1.0
-    """Pause before the second recovery in a row; the first is immediate."""
+    """The pause before the second recovery in a row; the first is immediate. Lower it, with ``healthy_s``,
+    where failures are frequent and independent of each other.
+    """
     backoff_factor: float = 2.0
+    """How much longer each further pause is (a factor, not seconds). Lower it to 1 for equal pauses."""
     backoff_max_s: float = 60.0
+    """The longest pause between two recoveries. Lower it if waiting a minute costs more than failed starts.
+    """
     first_start_attempts: int = 5
-    """Starts in a row that may fail in the same way before the run has ever trained. Then it ends with that
-    cause, whatever its budgets are.
+    """Starts in a row that may fail in the same way before the run has ever trained (a number, not seconds).
+    Then it ends with that cause, whatever its budgets are. Raise it where first starts often fail for reasons
+    that pass.
     """
     healthy_s: float = 60.0
-    """Training this long without a failure forgets earlier ones for backoff."""
+    """Training this long without a failure resets the backoff. Lower it where failures are frequent and
+    independent of each other.
+    """
     set_aside_s: float = 600.0
-    """How long a host that keeps failing is left out, if there is other capacity."""
+    """How long a host that keeps failing is left out, if there is other capacity. Raise it if broken hosts
+    stay broken until somebody repairs them.
+    """
     set_aside_after: int = 3
-    """Failures of one host within ``set_aside_s`` after which it is left out."""
+    """Failures of one host within ``set_aside_s`` after which it is left out (a number, not seconds). Raise
+    it where healthy hosts fail often; lower it to distrust hosts sooner.
+    """
     notice_s: float = 30.0
-    """How long after its deadline a preemption notice still counts.
-
-    A host that lives on then is used again.
+    """How long after its deadline a preemption notice still counts; a host that is alive then is used again.
+    Raise it if machines are taken away later than they announce.
     """
     storage_s: float = 60.0
-    """One operation on a small object in remote storage, retries included."""
+    """One operation on a small object in remote storage, retries included. Raise it to sit out longer outages
+    of the store before an upload fails.
+    """
     storage_answer_s: float = 5.0
-    """One request about a small object. Longer than this, and the connection counts as stalled."""
+    """One request about a small object; after this, the connection counts as stalled. Raise it for a store
+    with slow answers.
+    """
     storage_piece_s: float = 30.0
-    """The same for a piece of a file."""
+    """The same for a piece of a file (8 MiB). Raise it on links slower than about 0.3 MiB/s."""
     boundary_s: float = 3600.0
-    """How long workers that were taken over may train on with the code of before, if they save nothing.
-
-    They are restarted with the new code at their next checkpoint.
+    """After a take-over with changed code, how long workers may train on with the previous version if they
+    save nothing. They restart with the new code at their next checkpoint. Raise it if checkpoints are further
+    apart than an hour; lower it to have new code sooner, at the price of redone steps.
     """
     last_checkpoint_s: float = 10.0
-    """How long a run that is stopped from outside waits for the checkpoint that it asks for."""
+    """How long a run that is stopped from outside waits for the last checkpoint. Raise it if saving takes
+    longer.
+    """
     closing_s: float = 3.0
-    """How long the last records of a run may take to be written, when it ends."""
+    """How long the last records of a run may take to be written when it ends. Raise it for slow remote
+    storage.
+    """
     orphan_s: float = 300.0
-    """How long agents keep training after their driver died without a word."""
+    """How long agents keep training after their driver was killed. Raise it if you need longer to start the
+    script again; lower it to free the machines sooner.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):

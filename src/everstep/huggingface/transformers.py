@@ -34,6 +34,7 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     CHECKPOINT_NAME = CHECKPOINT_NAME
+    """Transformers' own folder in a checkpoint."""
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -50,9 +50,11 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc]
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
+        """The place in the pass, and the order of it."""
         return {"taken": self._taken, "random": self._random}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next loop goes on there."""
         self._passing_over, self._random = state["taken"], state["random"]
 
 

@@ -122,9 +122,32 @@ class State:
                 # Each rank saved the lanes that it read, and these may be other ranks' now.
                 part.load_state_dict([source.index(saved).tree[name] for saved in source.ranks])
             elif _is_stateful(part):
-                part.load_state_dict(value)
+                _wrapped_alike(part, value).load_state_dict(value)
             else:
                 self._parts[name] = value
+
+
+def _wrapped_alike(part: Any, saved: Mapping[str, Any]) -> Any:
+    """What loads ``saved``: a model of several workers is wrapped in ``DistributedDataParallel``, whose names
+    begin with ``module.``, and that of one alone isn't.
+    """
+    if not isinstance(part, torch.nn.Module) or not saved:
+        return part
+    was_wrapped = all(name.startswith("module.") for name in saved)
+    if isinstance(part, DistributedDataParallel):
+        return part if was_wrapped else part.module
+    has_one_inside = any(name.startswith("module.") for name in part.state_dict())
+    return _InAWrapper(part) if was_wrapped and not has_one_inside else part
+
+
+class _InAWrapper:
+    """A model that takes over what was saved of a wrapped one."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._module.load_state_dict({name.removeprefix("module."): saved[name] for name in saved})
 
 
 class Captured:
