@@ -70,7 +70,7 @@ def killed(folder: Path, script: str, kills: int, rng: random.Random) -> set[str
         found = run.finals()
     finally:
         run.end()
-    assert run.output.count("recovered in") == kills, run.output
+    assert run.output.count("recovering from") == kills, run.output
     return found
 
 
