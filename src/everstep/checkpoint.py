@@ -280,6 +280,10 @@ class Result:
     """Every report of the run, in order, across restarts."""
     return_value: Any = None
     """What the training function returned on rank 0."""
+    goodput: float = 0.0
+    """The share of all time, of all workers that were wanted, in steps that were not done again."""
+    ledger: dict[str, float] = field(default_factory=dict, repr=False)
+    """Where the time went: seconds by category, summed over workers. They add up to all there was."""
 
     @cached_property
     def metrics_dataframe(self) -> pandas.DataFrame | None:

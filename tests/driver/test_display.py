@@ -24,6 +24,7 @@ from everstep.driver import live
 from everstep.driver.display import PlainDisplay, describe, make_display
 from everstep.driver.live import LiveDisplay
 from everstep.driver.picture import Picture, Saved
+from everstep.driver.records import Opened, Owner
 from everstep.driver.registry import LiveRun, LiveWorker
 from processes import LIMIT_S, wait_for
 
@@ -59,12 +60,24 @@ def recovered(at: float, cause: Failure | None = SIGKILL) -> c.Recovered:
 def training() -> Picture:
     """A run that has been training from 12.0 on; its first word came at 10.0."""
     picture = Picture()
+    picture.ledger.apply(opened(10.0))
     for record in (c.PhaseChanged(10.0, "placing", 0), c.PhaseChanged(11.0, "starting", 1)):
-        picture.take(record, record.at)
-    picture.take(c.PhaseChanged(12.0, "running", 1), 12.0)
+        tell(picture, record)
+    tell(picture, c.PhaseChanged(12.0, "running", 1))
     picture.take(run_on("slice-0-host-0", "slice-0-host-1"), 12.0)
-    picture.take(started(12.0, 1), 12.0)
+    tell(picture, started(12.0, 1))
     return picture
+
+
+def opened(at: float) -> Opened:
+    owner = Owner("host", "boot", 1, 1)
+    return Opened(3, 1, owner, at, 1000.0 + at, "0", "demo", 2, 2, "", "", "")
+
+
+def tell(picture: Picture, record: c.Record) -> None:
+    """As the driver does: the ledger takes in what is written."""
+    picture.ledger.apply(record)  # type: ignore[arg-type]
+    picture.take(record, record.at)
 
 
 def shown(picture: Picture, now: float, width: int = 100, height: int = 30, encoding: str = "utf-8") -> str:
@@ -113,7 +126,7 @@ def test_reports_are_counted_over_restarts():
 def test_a_failed_worker_is_marked_and_the_others_stop_with_it():
     picture = training()
     picture.take(c.FailureSeen(20.0, SIGKILL), 20.0)
-    picture.take(c.PhaseChanged(20.0, "stopping", 1), 20.0)
+    tell(picture, c.PhaseChanged(20.0, "stopping", 1))
     text = shown(picture, 22.0)
     assert "● stopping" in text
     assert "✗ rank 1 pid 101  killed by SIGKILL" in text
@@ -200,8 +213,8 @@ def test_waiting_says_for_what():
 
 def test_time_stands_still_when_the_run_has_ended():
     picture = training()
-    picture.take(c.PhaseChanged(20.0, "ending", 1), 20.0)
-    picture.take(c.PhaseChanged(20.0, "ended", 1), 20.0)
+    tell(picture, c.PhaseChanged(20.0, "ending", 1))
+    tell(picture, c.PhaseChanged(20.0, "ended", 1))
     assert "goodput 80.0 %  00:10" in shown(picture, 500.0)
 
 

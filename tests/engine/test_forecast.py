@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from everstep.control.ledger import Category
 from everstep.engine.sim.forecast.answer import Answer, advise, ask, best_interval_s
-from everstep.engine.sim.forecast.ledger import Category
 from everstep.engine.sim.forecast.outages import TraceError, load_trace, read_trace, with_notices
 from everstep.engine.sim.forecast.plot import PlotUnavailable, plot
 from everstep.engine.sim.forecast.presets import PRESETS

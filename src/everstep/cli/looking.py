@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,8 @@ def stacks(run: str, threads: bool) -> None:
 
     RUN is the name of a run on this machine (see `everstep ps`). Workers on other machines are left out.
     """
+    import asyncio
+
     from everstep.driver.registry import live_runs
 
     live = live_runs().get(run)
@@ -43,6 +44,8 @@ def stacks(run: str, threads: bool) -> None:
 
 
 async def _take(workers: list[LiveWorker]) -> dict[int, Stacks]:
+    import asyncio
+
     taken = await asyncio.gather(*(_take_one(worker) for worker in workers))
     return {worker.rank: one for worker, one in zip(workers, taken, strict=True)}
 

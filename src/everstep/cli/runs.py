@@ -213,8 +213,9 @@ def runs(storage: str) -> None:
 
 @click.command(cls=RunCommand)
 @click.argument("run")
-def show(run: str) -> None:
-    """One run: its state, its checkpoints, and what it recovered from.
+@click.option("--json", "as_json", is_flag=True, help="State and ledger as JSON.")
+def show(run: str, as_json: bool) -> None:
+    """One run: its state, where its time went, its checkpoints, and what it recovered from.
 
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
     machine or in ~/everstep_results.
@@ -224,6 +225,9 @@ def show(run: str) -> None:
     from everstep.driver.display import describe_recovery
 
     facts = find_run(run)
+    if as_json:
+        click.echo(_as_json(facts))
+        return
     history, opened = facts.history, facts.opened[-1]
     least, most = opened.workers_min, opened.workers_max
     lines = [
@@ -248,6 +252,7 @@ def show(run: str) -> None:
         ("budget", f"{budget}: {spent} spent{_limit(facts.limits.get(budget))}")
         for budget, spent in history.spent.items()
     ] or [("budget", "no recovery so far")]
+    lines.append(("goodput", _time_spent(history)))
     rows = history.metrics
     metrics = f"{len(rows)} rows"
     if rows:
@@ -267,6 +272,29 @@ def show(run: str) -> None:
     click.echo(f"\nrecoveries: {len(facts.recoveries)}")
     for when, recovery in facts.recoveries:
         _say(f"  {_stamp(when)}  {describe_recovery(recovery)}")
+
+
+def _time_spent(history: History) -> str:
+    ledger = history.ledger.until()
+    shares = [(ledger.share(category), category.value) for category in ledger.total]
+    rest = ", ".join(f"{name} {100 * share:.1f} %" for share, name in shares[1:] if share > 0)
+    return f"{100 * ledger.goodput:.1f} %" + (f"; {rest}" if rest else "")
+
+
+def _as_json(facts: Facts) -> str:
+    """The ledger in seconds times workers, by our categories and by the names of ml-goodput-measurement."""
+    import json
+
+    ledger = facts.history.ledger.until()
+    found = {
+        "run": facts.opened[-1].name,
+        "address": facts.run.address(),
+        "state": facts.state,
+        "goodput": ledger.goodput,
+        "seconds": {category.value: seconds for category, seconds in ledger.total.items()},
+        "badput": ledger.badput(),
+    }
+    return json.dumps(found)
 
 
 @click.command(cls=RunCommand)

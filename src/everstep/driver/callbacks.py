@@ -13,6 +13,7 @@ import msgspec
 from everstep.callbacks import TrainRunContext, UserCallback
 from everstep.checkpoint import Checkpoint
 from everstep.control import commands as c
+from everstep.driver.ledger import RunLedger
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun
 from everstep.errors import WorkerError
@@ -57,6 +58,9 @@ class Callbacks:
 
     def say(self, line: str) -> None:
         self._display.say(line)
+
+    def opened(self, ledger: RunLedger) -> None:
+        self._display.opened(ledger)
 
     def output(self, rank: int, text: str) -> None:
         self._display.output(rank, text)

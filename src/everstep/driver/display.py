@@ -14,6 +14,7 @@ import msgspec
 
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
+from everstep.driver.ledger import RunLedger
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun
 
@@ -60,6 +61,9 @@ class PlainDisplay:
             self._stream.flush()
         except (AttributeError, OSError, ValueError):
             pass  # a terminal that is closed, or not there at all, must not end a run
+
+    def opened(self, ledger: RunLedger) -> None:
+        pass
 
     def record(self, record: c.Record) -> None:
         line = describe(record)

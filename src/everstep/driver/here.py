@@ -284,6 +284,7 @@ class HereLink:
         """This attempt's number is never used again, whatever becomes of it."""
         self.epoch = epoch
         self.write(PhaseChanged(time.monotonic(), Phase.STARTING.value, epoch))
+        self.write(PhaseChanged(time.monotonic(), Phase.RUNNING.value, epoch))
         complete(self._journal.flush())
 
     def finish(self) -> None:

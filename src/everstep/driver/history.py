@@ -24,6 +24,7 @@ from everstep.control.commands import (
 from everstep.control.events import CheckpointRef, Notice
 from everstep.control.failures import Budget, Failure, Kind
 from everstep.driver import journal, records
+from everstep.driver.ledger import RunLedger
 from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import NoRunError, TrainingFailedError
 from everstep.storage.asynchronous import AsyncStore
@@ -91,6 +92,8 @@ class History:
     """Of the budgets, since the run was last started (not taken over)."""
     notices: dict[str, Notice] = field(default_factory=dict)
     """Preemption notices that were not taken back, by slice; deadlines in UNIX time."""
+    ledger: RunLedger = field(default_factory=RunLedger)
+    """Where the time went."""
     _generations: dict[tuple[int, int], int] = field(default_factory=dict)
     """The last incarnation of a replica group that was begun, by epoch and group; of a first, none."""
     _wall_ahead: float = 0.0
@@ -106,6 +109,7 @@ class History:
 
     def apply(self, record: records.AnyRecord) -> None:
         """Take one record in. The driver does the same with what it writes: there is one way to the truth."""
+        self.ledger.apply(record)
         match record:
             case records.Opened():
                 self.lease, self.owner, self.ttl_s = record.lease, record.owner, record.ttl_s
@@ -268,6 +272,7 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
         return Checkpoint(kept.address(run), storage_options=options)
 
     rows: list[dict[str, Any]] = [msgspec.msgpack.decode(raw) for raw in history.metrics]
+    ledger = history.ledger.until()
     return Result(
         metrics=newest.metrics if newest is not None and not rows else (rows[-1] if rows else None),
         checkpoint=checkpoint(newest) if newest is not None else None,
@@ -276,6 +281,8 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
         best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in ranked],
         metrics_history=rows,
         return_value=msgspec.msgpack.decode(history.value) if history.value else None,
+        goodput=ledger.goodput,
+        ledger={category.value: seconds for category, seconds in ledger.total.items()},
     )
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from everstep.control import commands as c
 from everstep.driver.display import PlainDisplay, Printed, describe, describe_start, is_terminal, stamped
+from everstep.driver.ledger import RunLedger
 from everstep.driver.observer import Incarnation
 from everstep.driver.picture import News, Picture, Saved
 from everstep.driver.registry import LiveRun
@@ -71,6 +72,9 @@ class LiveDisplay:
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------ on the driver's loop
+
+    def opened(self, ledger: RunLedger) -> None:
+        self._picture.ledger = ledger
 
     def record(self, record: c.Record) -> None:
         self._note(record)

@@ -142,6 +142,7 @@ class Driver:
 
     async def _open(self) -> None:
         history = self._lease.history
+        self._observer.opened(history.ledger)
         await self._lease.mend(self._observer.say)
         repair = Repair(self._run, history, self._deletions, self._write, self._observer.say, self._clock)
         await repair.adopt_manifests()

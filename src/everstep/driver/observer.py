@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from everstep.control import commands as c
+from everstep.driver.ledger import RunLedger
 from everstep.driver.registry import LiveRun
 
 
@@ -22,6 +23,10 @@ class Incarnation(NamedTuple):
 
 class Observer(Protocol):
     """Called on the driver's loop: everything here must be quick."""
+
+    def opened(self, ledger: RunLedger) -> None:
+        """The run has begun, or goes on. Its ledger is kept up to date."""
+        ...
 
     def record(self, record: c.Record) -> None:
         """The brain decided or learnt something."""

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from everstep.control import commands as c
 from everstep.driver.display import cause_of, count
+from everstep.driver.ledger import RunLedger
 from everstep.driver.registry import LiveRun, LiveWorker
 
 _RATE_OVER_S = 4.0
@@ -86,11 +87,10 @@ class Picture:
     def __init__(self) -> None:
         self.name = ""
         self.epoch = 0
+        self.ledger = RunLedger()
         self._spells: list[_Spell] = []
         self._began: float | None = None
         self._ended: float | None = None
-        self._running_s = 0.0
-        """Time in RUNNING, up to the last change of phase."""
         self._seats: list[_Seat] = []
         self._leaving: dict[str, float] = {}
         """When slices that are being preempted go."""
@@ -151,8 +151,6 @@ class Picture:
                 pass
 
     def _enter(self, record: c.PhaseChanged) -> None:
-        if self.phase == "running":
-            self._running_s += record.at - self._spells[-1].since
         self._spells = [*self._spells[-_SPELLS_KEPT:], _Spell(record.phase, record.at)]
         if record.phase != "waiting":
             self._waiting_for = ""
@@ -183,14 +181,8 @@ class Picture:
         return self._spells[-1].phase if self._spells else "opening"
 
     def goodput(self, now: float) -> float:
-        """The share of the time so far in which the run was RUNNING."""
-        if self._began is None:
-            return 0.0
-        end = self._ended or now
-        running = self._running_s
-        if self.phase == "running":
-            running += end - self._spells[-1].since
-        return running / (end - self._began) if end > self._began else 0.0
+        """Of the whole run, by its ledger."""
+        return self.ledger.until(now).goodput
 
     def rate(self, now: float) -> float:
         """Reports a second over the last few seconds. For the thread that draws."""

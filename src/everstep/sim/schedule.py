@@ -79,6 +79,9 @@ class Watching:
     def output(self, rank: int, text: str) -> None:
         pass
 
+    def opened(self, ledger: object) -> None:
+        pass
+
     def started(self, run: LiveRun) -> None:
         pass
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from everstep.control.ledger import Category
 from everstep.engine.sim.forecast.forecast import Forecast
-from everstep.engine.sim.forecast.ledger import Category
 from everstep.engine.sim.forecast.question import Policy, Question
 
 
@@ -47,7 +47,7 @@ def ask(question: Question, policy: Policy, progress: Callable[[float], None] = 
     width = ledger.hosts * ledger.seconds / ledger.PIECES
     return Answer(
         policy=policy.name,
-        goodput=ledger.share(Category.STEP),
+        goodput=ledger.goodput,
         shares={category.value: ledger.share(category) for category in Category},
         host_hours={category.value: ledger.total[category] / 3600.0 for category in Category},
         restarts={rung.value: count for rung, count in forecast.rungs.items()},

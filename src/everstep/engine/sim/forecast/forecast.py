@@ -18,12 +18,13 @@ from everstep.control.commands import AskReason, Rung
 from everstep.control.controller import Controller
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Failure, Kind
+from everstep.control.ledger import Category
 from everstep.control.reports import Part
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
 from everstep.engine.sim.clock import Clock
-from everstep.engine.sim.forecast.ledger import Category, Ledger
 from everstep.engine.sim.forecast.outages import Outage, drawn, load_trace, with_notices
+from everstep.engine.sim.forecast.pieces import PiecewiseLedger
 from everstep.engine.sim.forecast.question import Policy, Question
 from everstep.engine.sim.forecast.training import Cadence, Stretch
 from everstep.topology.placement import Assignment
@@ -44,7 +45,7 @@ class Crew:
         self.stretch: Stretch | None = None
         """While it trains."""
 
-    def turn(self, category: Category, now: float, ledger: Ledger) -> None:
+    def turn(self, category: Category, now: float, ledger: PiecewiseLedger) -> None:
         assert self.stretch is None, "what trains is cut off first"
         ledger.charge(self.category, self.hosts, self.since, now)
         self.category, self.since = category, now
@@ -57,7 +58,7 @@ class Forecast:
         self.question = question
         self.policy = policy
         self.clock = Clock()
-        self.ledger = Ledger(question.hosts, question.seconds)
+        self.ledger = PiecewiseLedger(question.hosts, question.seconds)
         self.rungs: Counter[Rung] = Counter()
         self.causes: Counter[str] = Counter()
         self.lost_s = 0.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from everstep.control.ledger import Category
 from everstep.engine.sim.forecast.answer import Answer
-from everstep.engine.sim.forecast.ledger import Category
 from everstep.engine.sim.forecast.question import Question
 
 _COLOURS = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.engine.sim.forecast.ledger import Category, Ledger
+from everstep.control.ledger import Category
+from everstep.engine.sim.forecast.pieces import PiecewiseLedger
 
 
 class Cadence(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class Stretch:
         """When the next one is committed, if nothing comes between."""
         return self.kept + self.cadence.cycle_s
 
-    def catch_up(self, now: float, ledger: Ledger) -> int:
+    def catch_up(self, now: float, ledger: PiecewiseLedger) -> int:
         """Account for the checkpoints that were committed until now. Returns how many."""
         if not self.cadence.cycle_s > 0:
             return 0
@@ -50,18 +51,18 @@ class Stretch:
         self.untold = True
         return cycles
 
-    def save_now(self, now: float, ledger: Ledger) -> float:
+    def save_now(self, now: float, ledger: PiecewiseLedger) -> float:
         """A checkpoint out of turn, after the step at hand: until when it takes."""
         self.catch_up(now, ledger)
         stepped = min(now + self.cadence.step_s, self.kept + self.cadence.every_s)
         return max(now, stepped) + self.cadence.cost_s
 
-    def hurry(self, cadence: Cadence, now: float, ledger: Ledger) -> None:
+    def hurry(self, cadence: Cadence, now: float, ledger: PiecewiseLedger) -> None:
         """Checkpoints come at another pace from now on."""
         self.catch_up(now, ledger)
         self.cadence = cadence
 
-    def saved_until(self, now: float, ledger: Ledger) -> None:
+    def saved_until(self, now: float, ledger: PiecewiseLedger) -> None:
         """That checkpoint is committed."""
         ledger.charge(Category.STEP, self.hosts, self.kept, now - self.cadence.cost_s)
         ledger.charge(Category.CHECKPOINT, self.hosts, max(self.kept, now - self.cadence.cost_s), now)
@@ -69,7 +70,7 @@ class Stretch:
         self.saved += 1
         self.untold = True
 
-    def cut_off(self, now: float, ledger: Ledger, kept: bool) -> float:
+    def cut_off(self, now: float, ledger: PiecewiseLedger, kept: bool) -> float:
         """It ends here. Returns the seconds of steps that no checkpoint holds, unless a peer keeps them."""
         self.catch_up(now, ledger)
         stepped = min(now, self.kept + self.cadence.every_s)
@@ -77,7 +78,7 @@ class Stretch:
         ledger.charge(Category.CHECKPOINT, self.hosts, stepped, now)
         return 0.0 if kept else max(0.0, stepped - self.kept)
 
-    def _charge_mixed(self, ledger: Ledger, since: float, until: float, stalls: float) -> None:
+    def _charge_mixed(self, ledger: PiecewiseLedger, since: float, until: float, stalls: float) -> None:
         ledger.charge_mixed(
             {Category.CHECKPOINT: stalls, Category.STEP: 1.0 - stalls}, self.hosts, since, until
         )

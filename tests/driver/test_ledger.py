@@ -1,0 +1,219 @@
+"""Where a run's time went, from its journal: each second of each wanted worker once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, report
+from everstep.cli.runs import show
+from everstep.control import commands as c
+from everstep.control.failures import Failure, Kind
+from everstep.control.ledger import BADPUT, Category, Ledger
+from everstep.driver import journal, records
+from everstep.driver.ledger import RunLedger
+
+WALL = 1_000_000.0
+
+
+def opened(at: float, workers: int = 4, wall: float | None = None) -> records.Opened:
+    owner = records.Owner("host", "boot", 1, 1)
+    wall = WALL + at if wall is None else wall
+    return records.Opened(3, 1, owner, at, wall, "0", "run", workers, workers, "", "", "")
+
+
+def started(
+    at: float,
+    world: int = 4,
+    rung: c.Rung = c.Rung.FIRST_START,
+    checkpoint: str | None = None,
+    groups: tuple[int, ...] = (0,),
+) -> c.GroupStarted:
+    return c.GroupStarted(at, 1, tuple((g, 0) for g in groups), world, 1, rung, "", checkpoint)
+
+
+def phase(at: float, name: str) -> c.PhaseChanged:
+    return c.PhaseChanged(at, name, 1)
+
+
+def committed(at: float, folder: str) -> records.Committed:
+    return records.Committed(at, folder, 1, 1, b"\x80", None)  # type: ignore[arg-type]
+
+
+def recovered(
+    at: float,
+    kind: Kind = Kind.SIGNAL,
+    rung: c.Rung = c.Rung.RESTART_IN_PLACE,
+    lost: int = 5,
+    state: str = "",
+) -> c.Recovered:
+    """3 s until it was noticed, 1 to stop, 2 of waiting, 4 to start, 1.5 to restore, 0.5 for a step."""
+    cause = Failure(kind, at - 12.0, "", rank=1)
+    return c.Recovered(at, 2, rung, cause, "", lost, 3.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.5, 0.5, state)
+
+
+def ledger(*found: records.AnyRecord) -> Ledger:
+    """Of these records. Whatever they are, it adds up."""
+    run = RunLedger()
+    for record in found:
+        run.apply(record)
+    return run.until()
+
+
+def seconds(of: Ledger) -> dict[str, float]:
+    return {category.value: round(spent, 6) for category, spent in of.total.items() if spent}
+
+
+FIRST = (opened(0.0), phase(0.5, "placing"), phase(2.0, "starting"), phase(5.0, "running"), started(5.0))
+AGAIN = (phase(48.0, "stopping"), phase(49.0, "waiting"), phase(51.0, "starting"), phase(55.0, "running"))
+
+
+def test_a_run_without_failures_starts_and_steps() -> None:
+    found = ledger(*FIRST, phase(105.0, "ending"), phase(106.0, "ended"), records.Closed(106.0, "", "", None))
+    assert seconds(found) == {"step": 400.0, "restart": 24.0}
+    assert found.goodput == pytest.approx(400 / 424)
+
+
+def test_a_failure_costs_what_its_recovery_took_and_the_steps_since_the_checkpoint() -> None:
+    found = ledger(
+        *FIRST,
+        committed(25.0, "checkpoint"),
+        *AGAIN,
+        started(55.0, rung=c.Rung.RESTART_IN_PLACE, checkpoint="checkpoint"),
+        recovered(57.0),
+        phase(105.0, "ended"),
+    )
+    assert seconds(found) == {
+        "step": 4 * (20.0 + 0.5 + 48.0),
+        "redo": 4 * 20.0,
+        "detect": 4 * 3.0,
+        "restart": 4 * (5.0 + 1.0 + 4.0),
+        "waiting for capacity": 4 * 2.0,
+        "restore": 4 * 1.5,
+    }
+
+
+def test_without_a_checkpoint_every_step_is_done_again_and_with_a_snapshot_none() -> None:
+    def redone(*, state: str) -> float:
+        restarted = started(55.0, rung=c.Rung.RESTART_IN_PLACE)
+        return ledger(*FIRST, *AGAIN, restarted, recovered(57.0, state=state)).total[Category.REDO]
+
+    assert redone(state="") == 4 * 40.0
+    assert redone(state="memory") == 0.0
+
+
+def test_what_a_hang_took_until_it_was_noticed_is_a_hang() -> None:
+    found = ledger(*FIRST, *AGAIN, started(55.0), recovered(57.0, Kind.HANG, lost=0))
+    assert found.total[Category.HANG] == 4 * 3.0
+    assert found.total[Category.DETECT] == 0.0
+
+
+def test_workers_that_there_is_no_place_for_wait_for_capacity() -> None:
+    found = ledger(*FIRST[:-1], started(5.0, world=3), phase(105.0, "ended"))
+    assert seconds(found) == {"step": 300.0, "restart": 20.0, "waiting for capacity": 100.0}
+
+
+def test_with_replica_groups_only_the_one_that_failed_is_charged() -> None:
+    replaced = started(55.0, rung=c.Rung.REPLACE_GROUPS, groups=(1,))
+    found = ledger(
+        *FIRST[:-1],
+        started(5.0, groups=(0, 1)),
+        replaced,
+        recovered(57.0, rung=c.Rung.REPLACE_GROUPS, lost=0),
+        phase(105.0, "ended"),
+    )
+    assert seconds(found) == {
+        "step": 2 * 100.0 + 2 * (40.0 + 0.5 + 48.0),
+        "detect": 2 * 3.0,
+        "restart": 4 * 5.0 + 2 * 5.0,
+        "waiting for capacity": 2 * 2.0,
+        "restore": 2 * 1.5,
+    }
+
+
+def test_workers_that_train_on_without_a_driver_make_steps() -> None:
+    second = opened(0.0, wall=WALL + 65.0)
+    over = (records.TakenOver(1.0, 1), phase(40.0, "ended"))
+    assert seconds(ledger(*FIRST, records.Renewed(45.0), second, *over)) == {"step": 400.0, "restart": 20.0}
+
+
+def test_without_a_take_over_that_time_is_lost() -> None:
+    second = (
+        opened(0.0, wall=WALL + 65.0),
+        phase(5.0, "running"),
+        started(5.0, rung=c.Rung.RESTART_IN_PLACE),
+    )
+    found = ledger(*FIRST, records.Renewed(45.0), *second, phase(40.0, "ended"))
+    assert seconds(found) == {"step": 4 * (40.0 + 35.0), "restart": 4 * 10.0, "driver away": 4 * 20.0}
+
+
+def test_time_between_an_end_and_a_new_beginning_is_not_the_runs() -> None:
+    ended = (phase(10.0, "ended"), records.Closed(10.0, "stopped", "", None))
+    found = ledger(*FIRST, *ended, opened(0.0, wall=WALL + 5000.0), phase(1.0, "running"), started(1.0))
+    assert sum(found.total.values()) == pytest.approx(4 * 11.0)
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away() -> None:
+    found = ledger(*FIRST, records.Renewed(45.0), opened(0.0, wall=WALL - 900.0), phase(30.0, "ended"))
+    assert all(spent >= 0.0 for spent in found.total.values())
+
+
+def test_thousands_of_recoveries_add_up() -> None:
+    run = RunLedger()
+    for record in FIRST:
+        run.apply(record)
+    at = 50.0
+    for _ in range(2000):
+        for record in (
+            phase(at, "stopping"),
+            phase(at + 9.0, "running"),
+            started(at + 9.0),
+            recovered(at + 11.0),
+        ):
+            run.apply(record)
+        at += 50.0
+    run.apply(phase(at, "ended"))
+    assert sum(run.until().total.values()) == pytest.approx(4 * at, rel=1e-9)
+
+
+def test_every_category_but_steps_has_a_name_in_ml_goodput() -> None:
+    assert set(BADPUT) == set(Category) - {Category.STEP}
+    found = Ledger()
+    found.charge(Category.DETECT, 2, 0.0, 3.0)
+    found.charge(Category.HANG, 1, 0.0, 3.0)
+    assert found.badput()["OTHER"] == 9.0
+
+
+def _dies_once(config: dict[str, str]) -> None:
+    died = Path(config["died"])
+    report({"step": 1})
+    if not died.exists():
+        died.touch()
+        raise ValueError("once")
+    report({"step": 2})
+
+
+def test_a_real_run_is_accounted_for_in_whole(tmp_path: Path) -> None:
+    result = Trainer(
+        _dies_once,
+        train_loop_config={"died": str(tmp_path / "died")},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(
+            name="run", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert 0.0 < result.goodput < 1.0
+    assert result.ledger["restart"] > 0.0
+    again = Result.from_path(str(tmp_path / "run"))
+    assert again.ledger == pytest.approx(result.ledger)
+    read = [r for r in journal.read(tmp_path / "run") if hasattr(r, "at")]
+    whole = read[-1].at - read[0].at
+    assert sum(result.ledger.values()) == pytest.approx(whole, rel=1e-3)
+    told = json.loads(CliRunner().invoke(show, [str(tmp_path / "run"), "--json"]).output)
+    assert told["goodput"] == pytest.approx(result.goodput)
+    assert told["seconds"] == pytest.approx(result.ledger)
+    assert told["badput"]["PROGRAM_STARTUP"] == pytest.approx(result.ledger["restart"])
+    assert "goodput       " in CliRunner().invoke(show, [str(tmp_path / "run")]).output
