@@ -141,6 +141,7 @@ class Session:
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
         self.state_due = AgreedValue(0)
+        self.snapshot_every = AgreedValue(spec.snapshot_every)
         self._link = link
         self._run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
@@ -157,8 +158,7 @@ class Session:
             spec.epoch,
             self._rank,
             spec.member.world_size,
-            # With replica groups, a group that is replaced takes its state from the others.
-            memory if spec.member.group_size == spec.member.world_size else None,
+            memory,
             spec.snapshot,
             lambda: self.datasets.places(),
             lambda mine: self._link.ask("broadcast", mine, spec.report_wait_s),
@@ -248,17 +248,27 @@ class Session:
         """Keep the state of this step, and write it to storage if that is due."""
         index = self._index + 1
         due = self._is_due()
-        slot = self._state.report(state, index, step, due=due, limit_s=self.spec.report_wait_s)
+        every = self.snapshot_every.ask()
+        slot = self._state.report(state, index, step, every=every, due=due, limit_s=self.spec.report_wait_s)
         self._index, self._metrics = index, raw
         restored, self._restored = self._restored, 0.0
         copied = slot is not None and self._state.keeper.is_remembered(slot)
-        report = wire.Report(index, raw, None, due, restored, due, copied)
+        copy_s = self._state.copy_s if copied else 0.0
+        report = wire.Report(index, raw, None, due, restored, due, copied, copy_s)
+        self._tell_refusal()
         if due and slot is not None:
             self._send_state(report, slot)
             return
         self._link.send(wire.frame(report))
         if slot is not None:
             self._state.keeper.release(slot)
+
+    def _tell_refusal(self) -> None:
+        """That there is no memory for snapshots, once."""
+        keeper = self._state.keeper
+        if keeper.refused:
+            self._link.send(wire.frame(wire.NoMemory(keeper.refused)))
+            keeper.refused = ""
 
     def _send_state(self, report: wire.Report, slot: Slot) -> None:
         """Report a snapshot, and upload it in the background."""
@@ -377,6 +387,7 @@ class Session:
         if now:
             self.want_checkpoint.abandon()
             self.state_due.abandon()
+            self.snapshot_every.abandon()
             self.preemption.abandon()
 
     def proposed(self, number: int, value: wire.AnyValue) -> int:
@@ -386,6 +397,8 @@ class Session:
                 return self.want_checkpoint.propose(number, value.reason)
             case wire.StateDue():
                 return self.state_due.propose(number, value.turn)
+            case wire.SnapshotEvery():
+                return self.snapshot_every.propose(number, value.reports)
             case wire.PreemptionTold():
                 from everstep.preemption import PreemptionInfo
 
@@ -397,6 +410,7 @@ class Session:
     def agreed(self, number: int, start: int) -> None:
         self.want_checkpoint.agree(number, start)
         self.state_due.agree(number, start)
+        self.snapshot_every.agree(number, start)
         self.preemption.agree(number, start)
 
     def kept(self, at: At | None, upto: At) -> None:

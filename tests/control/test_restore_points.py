@@ -25,6 +25,7 @@ def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
     hands = two()
     hands.checkpoint(1)
     copy(hands, 2)
+    hands.pass_time(1.5)
     copy(hands, 3, 0)
     hands.fail(1)
     start = hands.last(c.StartWorkers)
@@ -32,7 +33,7 @@ def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
     for rank in (0, 1):
         hands.report(rank, 1)
     recovered = hands.last(c.Recovered)
-    assert (recovered.steps_lost, recovered.state_from) == (1, "memory (report 2)")
+    assert (recovered.steps_lost, recovered.state_from) == (1, "memory, report 2, 1.5 s old")
 
 
 def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
@@ -49,13 +50,14 @@ def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
 def test_the_memory_of_a_lost_host_is_not_counted_on() -> None:
     hands = two()
     hands.checkpoint(1)
+    hands.pass_time(2.0)
     copy(hands, 2)
     hands.lose("a.0")
     start = hands.last(c.StartWorkers)
     assert (start.snapshot, start.checkpoint) == (None, "e1-g0-k1")
     for rank in (0, 1):
         hands.report(rank, 1)
-    assert hands.last(c.Recovered).state_from == ""
+    assert hands.last(c.Recovered).state_from == "storage, e1-g0-k1, 2.0 s old"
 
 
 def test_a_snapshot_that_can_not_be_restored_is_not_tried_again() -> None:

@@ -52,6 +52,11 @@ class Memory:
     def of(self, rank: int) -> dict[int, Slot]:
         return self._slots.get(rank, {})
 
+    @property
+    def size(self) -> int:
+        """Bytes that have been given away."""
+        return sum(slot.size for some in self._slots.values() for slot in some.values())
+
     def promised(self) -> int:
         """Bytes that have been given away and not been written to yet."""
         slots = (slot for some in self._slots.values() for slot in some.values())
@@ -70,12 +75,13 @@ class Memory:
 
 
 class MemoryLine:
-    """A worker's requests for memory."""
+    """A worker's requests for memory. ``fraction``: of the host's memory, for all snapshots."""
 
-    def __init__(self, rank: int, sock: socket.socket, memory: Memory) -> None:
+    def __init__(self, rank: int, sock: socket.socket, memory: Memory, fraction: float) -> None:
         self._rank = rank
         self._sock = sock
         self._memory = memory
+        self._fraction = fraction
         sock.setblocking(False)
         asyncio.get_running_loop().add_reader(sock, self._read)
 
@@ -90,12 +96,11 @@ class MemoryLine:
             asyncio.get_running_loop().remove_reader(self._sock)
             return
         match wire.memory_request.decode(packet):
-            case wire.NewSlot() as request:
-                refused = _shortage(sum(request.sizes.values()), self._memory.promised())
-                if refused:
-                    self._answer([], refused)
-                else:
-                    self._answer([self._memory.make(self._rank, request.sizes)])
+            case wire.NewSlots() as request:
+                size = request.count * sum(request.sizes.values())
+                refused = shortage(size, self._memory, self._fraction)
+                count = 0 if refused else request.count
+                self._answer([self._memory.make(self._rank, request.sizes) for _ in range(count)], refused)
             case wire.OldSlots():
                 self._answer(sorted(self._memory.of(self._rank)))
             case wire.DropSlot() as request:
@@ -115,17 +120,23 @@ class MemoryLine:
         self._sock.close()
 
 
-def _shortage(size: int, promised: int) -> str:
-    """Why there isn't this much memory to be had; empty: there is."""
+def shortage(size: int, memory: Memory, fraction: float) -> str:
+    """Why there isn't this much memory to be had for snapshots; empty: there is."""
     available, total = kernel.memory()
-    available -= promised
-    if available - size >= _RESERVE * total:
-        return ""
-    gib = 1 << 30
-    return (
-        f"{size / gib:.1f} GiB for a snapshot, of {available / gib:.1f} GiB that this host has left of "
-        f"{total / gib:.1f} GiB"
-    )
+    available -= memory.promised()
+    most, used = int(fraction * total), memory.size
+    if used + size > most:
+        return (
+            f"{_gib(size)} needed, and snapshots may have {_gib(most)} ({fraction:.0%} of the host's "
+            f"{_gib(total)}), of which {_gib(used)} are in use"
+        )
+    if available - size < _RESERVE * total:
+        return f"{_gib(size)} needed, and {_gib(available)} of the host's {_gib(total)} are free"
+    return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 class WorkersMemory:
@@ -139,9 +150,8 @@ class WorkersMemory:
     def old_slots(self) -> list[tuple[int, Slot]]:
         return self._ask(wire.OldSlots())
 
-    def new_slot(self, sizes: dict[str, int]) -> tuple[int, Slot] | None:
-        given = self._ask(wire.NewSlot(sizes))
-        return given[0] if given else None
+    def new_slots(self, sizes: dict[str, int], count: int) -> list[tuple[int, Slot]]:
+        return self._ask(wire.NewSlots(sizes, count))
 
     def drop(self, number: int) -> None:
         self._sock.send(msgspec.msgpack.encode(wire.DropSlot(number)))

@@ -148,6 +148,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Where its agent forwards to torchft's lighthouse, if there is one."""
     snapshot: At | None = None
     """What it restores from its host's memory."""
+    snapshot_every: int = 0
+    """With every how-many-th report it takes a snapshot, until it is told otherwise; 0: with none."""
+    memory_fraction: float = 0.0
+    """Of its host's memory: how much all snapshots there may take."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):
@@ -452,6 +456,8 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """By this process, and nobody else can: a function of the user's uploads it, or it lies in its memory."""
     copied: bool = False
     """Its host has a snapshot of this report in memory."""
+    copy_s: float = 0.0
+    """How long training waited for that."""
     silent: bool = False
     """It has no metrics: it brings what is to be saved when the function has returned."""
 
@@ -462,6 +468,12 @@ class PartDone(FromWorkerMessage, frozen=True):
 
 class PartFailed(FromWorkerMessage, frozen=True):
     index: int
+    reason: str
+
+
+class NoMemory(FromWorkerMessage, frozen=True):
+    """Its host has no memory for this rank's snapshots."""
+
     reason: str
 
 
@@ -505,7 +517,7 @@ class Raised(FromWorkerMessage, frozen=True):
     """It would happen again every time."""
 
 
-AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Counted | Returned | Raised
+AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
 
 
 # ---------------------------------------------------------------------- driver → worker
@@ -566,7 +578,13 @@ class StateDue(msgspec.Struct, frozen=True, tag=True):
     turn: int
 
 
-AnyValue = WantCheckpoint | PreemptionTold | StateDue
+class SnapshotEvery(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot is taken with every so-many-th report; 0: with none."""
+
+    reports: int
+
+
+AnyValue = WantCheckpoint | PreemptionTold | StateDue | SnapshotEvery
 
 
 class Propose(ToWorker, frozen=True):
@@ -605,10 +623,11 @@ class MemoryRequest(msgspec.Struct, frozen=True, tag=True):
     """One packet each, on a socket of their own. The answer comes with descriptors."""
 
 
-class NewSlot(MemoryRequest, frozen=True):
-    """Room for a snapshot: files of these sizes."""
+class NewSlots(MemoryRequest, frozen=True):
+    """Room for so many snapshots, or for none: files of these sizes."""
 
     sizes: dict[str, int]
+    count: int
 
 
 class OldSlots(MemoryRequest, frozen=True):
@@ -631,7 +650,7 @@ class Slots(msgspec.Struct, frozen=True):
     """Why there is none."""
 
 
-memory_request = msgspec.msgpack.Decoder(NewSlot | OldSlots | DropSlot)
+memory_request = msgspec.msgpack.Decoder(NewSlots | OldSlots | DropSlot)
 slots = msgspec.msgpack.Decoder(Slots)
 
 

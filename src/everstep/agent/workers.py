@@ -121,7 +121,7 @@ class Workers:
             undo.pop_all()
         line = WorkerLine(spec, ours, self._holder, lambda: self._deaf(worker))
         output = WorkerOutput(spec, out, log, self._holder)
-        memory = MemoryLine(spec.member.rank, holds, self.memory)
+        memory = MemoryLine(spec.member.rank, holds, self.memory, spec.memory_fraction)
         worker = Worker(spec, template, line, output, memory, kernel.oom_kills())
         self._live[worker.key] = worker
         template.fork(spec, theirs.detach(), asks.detach(), into)

@@ -250,7 +250,7 @@ class Recovered(Record, frozen=True, tag="recovered"):
     restore_s: float
     first_step_s: float
     state_from: str = ""
-    """Where the workers' state came from, if that was not storage."""
+    """Where the workers' state came from, and how old it was when training stopped."""
 
     @property
     def total_s(self) -> float:

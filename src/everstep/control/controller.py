@@ -325,6 +325,8 @@ class Controller:
             return
         self._recovery.stepped(group, event.rank, event.restore_s, event.at)
         self._copied(event)
+        saved = (*event.owed, *(part.index for part in event.parts))
+        self.run.checkpoints.reported((event.epoch, group.number, group.generation), saved, event.at)
         self.run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
         self._recovery.settling.came_further(event.at)
         self._storage_changed(event.at)
@@ -333,7 +335,7 @@ class Controller:
         snapshots = self.run.snapshots
         before = snapshots.kept
         copied = [At(event.epoch, index) for index in event.copied]
-        self.run.pass_on(snapshots.reported(event.rank, At(event.epoch, event.upto), copied))
+        self.run.pass_on(snapshots.reported(event.rank, At(event.epoch, event.upto), copied, event.at))
         if snapshots.kept != before:
             self._recovery.progressed()
 

@@ -473,6 +473,7 @@ class Recovery:
         generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
         restart.rung = restart.find_rung()
         restart.snapshot = run.restorable(restart)
+        self._tell_state(restart)
         if restart.full:
             restart.steps_lost = self._steps_lost(restart)
             run.begin_epoch()
@@ -497,6 +498,14 @@ class Recovery:
             )
         )
         run.do(c.SetTimer(TimerName.START, restart.key, at + run.settings.deadlines.start_s))
+
+    def _tell_state(self, restart: Restart) -> None:
+        """Where its workers have their state from; replica groups that are replaced, from the others."""
+        run, newest = self._run, self._run.checkpoints.newest
+        if restart.snapshot is not None:
+            restart.restores(f"memory, report {restart.snapshot.report}", run.snapshots.since)
+        elif newest is not None and restart.full:
+            restart.restores(f"storage, {newest.folder}", run.checkpoints.since(newest))
 
     def _steps_lost(self, restart: Restart) -> int:
         lost = self._run.checkpoints.lost_since(restart.old_epoch, restart.old_furthest)

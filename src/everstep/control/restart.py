@@ -59,6 +59,8 @@ class Restart:
         self.steps_lost = 0
         self.snapshot: At | None = None
         """What its workers restore from memory."""
+        self.state_from = ""
+        """Where they have their state from, and how old that was when training stopped."""
         self._entered = began
         self._seconds: dict[Phase, float] = {}
         self.old_epoch = 0
@@ -129,8 +131,14 @@ class Restart:
             rendezvous_s=rendezvous,
             restore_s=restore,
             first_step_s=at - self.ready - restore,
-            state_from=f"memory (report {self.snapshot.report})" if self.snapshot else "",
+            state_from=self.state_from,
         )
+
+    def restores(self, what: str, since: float | None) -> None:
+        """Its workers start from a state of this time; None: nobody knows when that was."""
+        stopped = self.origin.cause.at if self.origin else self.began
+        age = "" if since is None else f", {max(0.0, stopped - since):.1f} s old"
+        self.state_from = f"{what}{age}"
 
     def _spent(self, stage: Phase) -> float:
         return self._seconds.get(stage, 0.0)

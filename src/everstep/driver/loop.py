@@ -327,7 +327,9 @@ class Driver:
     def _start_workers(self, command: c.StartWorkers) -> None:
         if self.workers.begin(command) and self._lighthouse is not None:
             self._lighthouse.renew()
-        self._spawn(self._start_once_recorded(self._job.specs(command, self._engine)))
+        self._spawn(
+            self._start_once_recorded(self._job.specs(command, self._engine, self.workers.cadence.reports))
+        )
 
     async def _start_once_recorded(self, specs: dict[HostId, list[wire.WorkerSpec]]) -> None:
         """The attempt's number is on record before anything can be named after it. Storage that is away is
@@ -495,6 +497,7 @@ class Driver:
     def _look_for_states(self) -> None:
         if self.controller.phase is Phase.RUNNING:
             self._states.look(self._clock.now())
+            self.workers.cadence.look()
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self._look_for_states()

@@ -7,7 +7,6 @@ written over. Besides, a slot stays as it is while it is being uploaded.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +18,6 @@ from everstep.snapshots.content import Content, by_file, digest
 from everstep.snapshots.layout import SHARED_FILE, Index, Layout, Shard, index_file
 from everstep.snapshots.segments import Segment, Slot
 
-logger = logging.getLogger("everstep")
-
 FEWEST = 2
 """Slots without which there is no snapshot that all ranks have at every instant."""
 
@@ -30,14 +27,16 @@ class HostMemory(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why the last slot that was asked for could not be had."""
+        """Why the last slots that were asked for could not be had."""
         ...
 
     def old_slots(self) -> list[tuple[int, Slot]]:
         """(number, slot) of those that this rank had before."""
         ...
 
-    def new_slot(self, sizes: dict[str, int]) -> tuple[int, Slot] | None: ...
+    def new_slots(self, sizes: dict[str, int], count: int) -> list[tuple[int, Slot]]:
+        """So many, or none."""
+        ...
 
     def drop(self, number: int) -> None: ...
 
@@ -58,6 +57,8 @@ class Keeper:
         """The one that this rank has taken, and of which it isn't known what becomes of it."""
         self._undriven = False
         self._changed = threading.Condition()
+        self.refused = ""
+        """Why the host's memory has no room for snapshots of this rank."""
         self._shape: dict[str, Shard] | None = None
         self._layouts: dict[str, Layout] = {}
 
@@ -154,12 +155,14 @@ class Keeper:
             slot = self._unneeded(own)
             if slot is not None:
                 return slot
-            given = self._memory.new_slot(self._sizes)
-            if given is not None:
-                own[given[0]] = given[1]
-                return given[1]
+            # The first time all that are needed, so that it is known at once whether there is room.
+            given = self._memory.new_slots(self._sizes, max(1, FEWEST - len(own)))
+            own.update(given)
+            if given:
+                return given[0][1]
             if len(own) < FEWEST:
-                self._give_up()
+                self.refused = self._memory.refused
+                self.forgo()
                 return None
             # What is being uploaded is in the way, and there is no room to go round it.
             self._changed.wait_for(lambda: self._unneeded(own) is not None)
@@ -183,17 +186,12 @@ class Keeper:
                 self._memory.drop(number)
                 slot.close()
 
-    def _give_up(self) -> None:
-        assert self._memory is not None
-        logger.warning(
-            "rank %d keeps no snapshots in memory: there is no room for %s. The run goes on with storage "
-            "alone: give the host more memory, or run fewer workers on it",
-            self._rank,
-            self._memory.refused,
-        )
-        for number in [*self._own()]:
-            self._memory.drop(number)
-        self._memory, self._slots = None, {}
+    def forgo(self) -> None:
+        """Use no memory of the host any more."""
+        if self._memory is not None:
+            for number in [*self._own()]:
+                self._memory.drop(number)
+            self._memory, self._slots = None, {}
 
     def _check_shape(self, shards: Mapping[str, Shard]) -> None:
         if self._shape is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,8 @@ class ReportedState:
         """What was reported last, until it is on its way to storage."""
         self._newest: Slot | None = None
         """The snapshot of that, if there is one."""
+        self.copy_s = 0.0
+        """How long the last one took."""
 
     # ------------------------------------------------------------------ restoring
 
@@ -79,10 +82,10 @@ class ReportedState:
     # ------------------------------------------------------------------ reporting
 
     def report(
-        self, state: Restorable, index: int, step: int | None, *, due: bool, limit_s: float
+        self, state: Restorable, index: int, step: int | None, *, every: int, due: bool, limit_s: float
     ) -> Slot | None:
-        """Take a snapshot, if the host's memory can have it or one is due to be written. It is to be
-        released, or uploaded.
+        """Take a snapshot, if it is its turn (with ``every`` so-many-th report, 0: none) and the host's
+        memory can have it, or one is due to be written. It is to be released, or uploaded.
         """
         at = At(self._epoch, index)
         number = _checked(state, step)
@@ -90,11 +93,15 @@ class ReportedState:
             self._is_checked = True
             mine = tree_of(state.capture().shards)
             check_same(self._rank, mine, self._first_of(mine))
-        remember = self.keeper.remembers(limit_s)
+        if not every:
+            self.keeper.forgo()
+        remember = bool(every) and (due or index % every == 0) and self.keeper.remembers(limit_s)
         self._latest, self._newest = (state, number), None
         if remember or due:
+            began = time.monotonic()
             content = state.capture()
             self._newest = self.keeper.take(content, at, number, self._places(), remember=remember)
+            self.copy_s = time.monotonic() - began
         return self._newest
 
     def is_due(self, turn: int) -> bool:
