@@ -21,7 +21,7 @@ from everstep.control.reports import Part
 from everstep.control.snapshots import At, Copy
 from everstep.storage.store import Limits
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
@@ -453,7 +453,7 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """Its part is still being uploaded."""
     restore_s: float = 0.0
     bound: bool = False
-    """By this process, and nobody else can: a function of the user's uploads it, or it lies in its memory."""
+    """By this process, and nobody else can: a function of the user's uploads it."""
     copied: bool = False
     """Its host has a snapshot of this report in memory."""
     copy_s: float = 0.0
@@ -628,6 +628,8 @@ class NewSlots(MemoryRequest, frozen=True):
 
     sizes: dict[str, int]
     count: int
+    needed: bool = False
+    """Without them nothing can be saved: they are given in any case."""
 
 
 class OldSlots(MemoryRequest, frozen=True):
@@ -640,18 +642,40 @@ class DropSlot(MemoryRequest, frozen=True):
     number: int
 
 
-class Slots(msgspec.Struct, frozen=True):
+class StoreSlot(MemoryRequest, frozen=True):
+    """Write this one to storage: ``Stored`` once that is over. It comes with a descriptor of a file that says
+    whose share of which checkpoint it is.
+    """
+
+    number: int
+    held: bool
+    """The worker waits for its commit."""
+
+
+class MemoryAnswer(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Stored(MemoryAnswer, frozen=True):
+    """Nobody reads this slot any more."""
+
+    number: int
+
+
+class Slots(MemoryAnswer, frozen=True):
     """(number, names of its files). With each come a descriptor of its notes and one of each file, in the
     order of the names.
     """
 
     slots: list[tuple[int, list[str]]]
+    storing: list[int] = []
+    """Those of them that are being written to storage."""
     refused: str = ""
     """Why there is none."""
 
 
-memory_request = msgspec.msgpack.Decoder(NewSlots | OldSlots | DropSlot)
-slots = msgspec.msgpack.Decoder(Slots)
+memory_request = msgspec.msgpack.Decoder(NewSlots | OldSlots | DropSlot | StoreSlot)
+memory_answer = msgspec.msgpack.Decoder(Slots | Stored)
 
 
 # ---------------------------------------------------------------------- agent ↔ template

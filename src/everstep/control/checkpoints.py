@@ -44,7 +44,10 @@ class Checkpoints:
 
     def since(self, ref: CheckpointRef) -> float | None:
         """When its state was reported; None: that isn't known."""
-        return self._since.get((_incarnation(ref), ref.index))
+        return self.reported_at(_incarnation(ref), ref.index)
+
+    def reported_at(self, of: IncarnationKey, index: int) -> float | None:
+        return self._since.get((of, index))
 
     def begin(self, ref: CheckpointRef) -> CheckpointRef:
         """It is complete, and is being committed. Returns it with its order."""

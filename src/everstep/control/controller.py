@@ -172,6 +172,7 @@ class Controller:
             run.fleet.prepared = set(slice_of)
             run.trained = True
         run.set_phase(Phase.RUNNING, at)
+        run.trains_since = at
         run.relocation.started(at)
         if self.settings.group_size is None:
             members = {a.rank: a.host for a in adopted.assignments}

@@ -40,8 +40,8 @@ class Deadlines:
     report_wait_s: float = 600.0
     """How long ``report`` may wait for ranks that are too far behind."""
     upload_wait_s: float = 30.0
-    """How long a restart waits for a checkpoint that all ranks have reported and that is still being
-    uploaded.
+    """How long a restart waits, at most, for a checkpoint that all ranks have reported and that is still
+    being uploaded: never longer than it takes to train again what only that one holds.
     """
     final_upload_s: float = 600.0
     """The same when a run ends."""

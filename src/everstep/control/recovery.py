@@ -364,9 +364,11 @@ class Recovery:
                 run.do(c.SetTimer(TimerName.SETTLE, restart.key, together))
                 return
         # A replica group that is replaced gets its state from its peers: for that no upload is waited for.
-        restart.waits_for_uploads = restart.full and bool(run.uploading_hosts(restart))
+        worth = run.worth_of_uploads(restart) if restart.full else 0.0
+        restart.waits_for_uploads = worth > 0 and bool(run.uploading_hosts(restart))
         if restart.waits_for_uploads:
-            run.do(c.SetTimer(TimerName.UPLOAD, restart.key, at + run.settings.deadlines.upload_wait_s))
+            limit_s = min(worth, run.settings.deadlines.upload_wait_s)
+            run.do(c.SetTimer(TimerName.UPLOAD, restart.key, at + limit_s))
         self._decide(restart, at)
 
     def storage_changed(self, at: float) -> None:
@@ -541,6 +543,8 @@ class Recovery:
         run.trained = True
         self._backoff.healthy(at)
         restart.ready = at
+        if restart.full:
+            run.trains_since = at
         run.stage(restart, Phase.RUNNING, at)
         self._tell_start(restart, at)
         if restart.rung is not Rung.FIRST_START:

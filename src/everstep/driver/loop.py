@@ -480,6 +480,7 @@ class Driver:
             kept = self._lease.history.checkpoints.get(ready.folder)
             if kept is not None:
                 self._observer.committed(of, ready.index, kept.address(self._run))
+            self._states.saved()
             if self.outcome.stop_at_checkpoint:
                 self._stop(e.StopKind.USER, now=False)
         if self.controller.phase is Phase.RUNNING:

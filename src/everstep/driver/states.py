@@ -23,16 +23,25 @@ class StatesDue:
     def __init__(self, every_s: float, propose: Callable[[wire.AnyValue], None]) -> None:
         self._every_s = every_s
         self._propose = propose
-        self._since = 0.0
+        self._asked: float | None = None
+        """When it was last proposed."""
+        self._saved: float | None = None
+        """When that was of which it is known that all ranks have written."""
         self._turn = 0
 
     def restart(self, now: float) -> None:
-        """Workers start, from what is in storage or newer."""
-        self._since = now
+        """Workers start. What they were to write before that, and have not, is due again."""
+        if self._saved is None:
+            self._saved = now
+        self._asked = self._saved
+
+    def saved(self) -> None:
+        """A checkpoint is committed."""
+        self._saved = self._asked
 
     def look(self, now: float) -> None:
-        if now - self._since >= self._every_s:
-            self._since = now
+        if self._asked is None or now - self._asked >= self._every_s:
+            self._asked = now
             self._turn += 1
             self._propose(wire.StateDue(self._turn))
 
