@@ -73,7 +73,7 @@ def agent() -> Iterator[Agent]:
 def test_slots_outlive_the_worker_that_had_them(agent: Agent) -> None:
     ((number, slot),) = agent.worker().new_slots(SIZES, 1, needed=False)
     slot.files["state"].map()[:4] = b"abcd"
-    slot.finish(At(1, 7), b"notes", b"d" * 32)
+    slot.finish(At(1, 7), 2, b"notes", b"d" * 32)
     slot.close()
     ((again, found),) = agent.worker().old_slots()
     assert (again, found.notes, found.files["state"].map()[:4]) == (number, b"notes", b"abcd")

@@ -72,6 +72,13 @@ def test_a_lost_host_takes_its_snapshots_along() -> None:
     assert snapshots.kept is None
 
 
+def test_snapshots_of_another_number_of_ranks_are_not_taken_over() -> None:
+    snapshots = Snapshots()
+    copies = [Copy(rank, host, 1, 5, 3) for rank, host in TWO.items()]
+    assert snapshots.adopt(TWO, copies) == []
+    assert snapshots.kept is None
+
+
 def test_what_ranks_say_late_of_a_lost_host_does_not_count() -> None:
     snapshots = first(0, 1)
     took(snapshots, 0, 1)
@@ -82,7 +89,7 @@ def test_what_ranks_say_late_of_a_lost_host_does_not_count() -> None:
 
 def test_a_later_driver_keeps_the_newest_that_all_hosts_have() -> None:
     snapshots = Snapshots()
-    copies = [Copy(0, "a", 1, 9), Copy(0, "a", 1, 10), Copy(1, "b", 1, 10), Copy(1, "b", 1, 11)]
+    copies = [Copy(0, "a", 1, 9, 2), Copy(0, "a", 1, 10, 2), Copy(1, "b", 1, 10, 2), Copy(1, "b", 1, 11, 2)]
     assert snapshots.adopt(TWO, copies) == [((0, 1), At(1, 10), At(1, 10))]
     # What it hears again is older than what it has seen itself.
     assert snapshots.reported(0, At(1, 10), [At(1, 9), At(1, 10)], 0.0) == []
@@ -91,7 +98,7 @@ def test_a_later_driver_keeps_the_newest_that_all_hosts_have() -> None:
 
 def test_what_lies_with_somebody_else_does_not_count() -> None:
     snapshots = Snapshots()
-    assert snapshots.adopt(TWO, [Copy(0, "a", 1, 1), Copy(1, "a", 1, 1)]) == []
+    assert snapshots.adopt(TWO, [Copy(0, "a", 1, 1, 2), Copy(1, "a", 1, 1, 2)]) == []
     assert snapshots.kept is None
 
 

@@ -39,7 +39,7 @@ class Memory:
     def copies(self) -> list[Copy]:
         """What is whole here."""
         labels = [(rank, slot.label) for rank, slots in self._slots.items() for slot in slots.values()]
-        return [Copy(rank, "", label.epoch, label.index) for rank, label in labels if label is not None]
+        return [Copy(rank, "", la.epoch, la.index, la.ranks) for rank, la in labels if la is not None]
 
     def retain(self, ranks: Collection[int]) -> None:
         """Other ranks than these are not here any more."""

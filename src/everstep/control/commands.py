@@ -230,6 +230,8 @@ class GroupStarted(Record, frozen=True, tag="started"):
     rung: Rung
     reason: str
     checkpoint: str | None
+    from_memory: bool = False
+    """Its workers restore a snapshot in place of that."""
 
 
 class Recovered(Record, frozen=True, tag="recovered"):

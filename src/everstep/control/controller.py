@@ -148,6 +148,10 @@ class Controller:
         if event.adopted is not None:
             self._adopt(event.adopted, event.at)
             return
+        if event.remains is not None:
+            run.fleet.held = {*event.remains.slices}
+            if self.settings.group_size is None:
+                run.snapshots.adopt(dict(event.remains.places), event.remains.copies)
         reason = "resumed" if event.last_epoch else "first start"
         restart = self._recovery.begin([], full=True, incident=None, reason=reason, at=event.at)
         self._recovery.placing.place(restart, event.at)

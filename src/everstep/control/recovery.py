@@ -581,6 +581,7 @@ class Recovery:
                 restart.rung,
                 restart.reason,
                 newest.folder if newest else None,
+                restart.snapshot is not None,
             )
         )
 

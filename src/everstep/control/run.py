@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from everstep.control import commands as c
@@ -172,16 +173,18 @@ class Run:
 
     def worth_of_uploads(self, restart: Restart) -> float:
         """How long it takes to train again what is being uploaded and nothing else holds: so long, at most,
-        is it worth to wait for it.
+        is it worth to wait for it. Without anything else to restore, it is worth any wait.
         """
+        newest, snapshots = self.checkpoints.newest, self.snapshots
+        if newest is None and snapshots.kept is None:
+            return math.inf
         uploading = [
             self.checkpoints.reported_at((self.epoch, g.number, g.generation), index) or 0.0
             for g in (self.groups[number] for number in restart.groups)
             for index in g.book.lacking_uploads()
         ]
-        newest = self.checkpoints.newest
         saved = self.checkpoints.since(newest) if newest is not None else None
-        otherwise = max(self.trains_since, saved or 0.0, self.snapshots.since or 0.0)
+        otherwise = max(self.trains_since, saved or 0.0, snapshots.since or 0.0)
         return max(0.0, max(uploading, default=0.0) - otherwise)
 
     def uploading_hosts(self, restart: Restart) -> frozenset[HostId]:

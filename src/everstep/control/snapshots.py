@@ -32,6 +32,8 @@ class Copy(msgspec.Struct, frozen=True):
     host: HostId
     epoch: int
     index: int
+    ranks: int
+    """How many ranks took one together."""
 
 
 class Verdict(NamedTuple):
@@ -70,7 +72,7 @@ class Snapshots:
         """The ranks of an earlier driver, and what their hosts have."""
         self.begin(members)
         for copy in copies:
-            if members.get(copy.rank) == copy.host:
+            if members.get(copy.rank) == copy.host and copy.ranks == len(members):
                 self._holders.setdefault(At(copy.epoch, copy.index), set()).add(copy.rank)
         whole = [at for at in self._holders if self._is_whole(at)]
         return [self._keep(max(whole), None)] if whole else []

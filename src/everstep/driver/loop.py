@@ -144,7 +144,7 @@ class Driver:
         await self._lease.mend(self._observer.say)
         repair = Repair(self._run, history, self._deletions, self._write, self._observer.say, self._clock)
         await repair.adopt_manifests()
-        left = await self._take_over()
+        left, remains = await self._take_over()
         if left is None:
             await repair.put_in_order(journal_is_whole=not self._lease.damage)
         self.emit(
@@ -156,6 +156,7 @@ class Driver:
                 spent=tuple(history.spent.items()) if left is not None else (),
                 notices=history.notices_by(self._clock.wall() - self._clock.now()),
                 adopted=left.adopted(history.generations(left.epoch)) if left is not None else None,
+                remains=remains,
             )
         )
         if left is not None:
@@ -214,11 +215,13 @@ class Driver:
 
     # ------------------------------------------------------------------ taking a run over
 
-    async def _take_over(self) -> LeftBehind | None:
-        """Keep what can go on of the workers that an earlier driver left behind."""
+    async def _take_over(self) -> tuple[LeftBehind | None, e.Remains | None]:
+        """Keep what can go on of the workers that an earlier driver left behind, or, if none can, what their
+        hosts have in memory.
+        """
         hosts = self._engine.held()
         if not hosts:
-            return None
+            return None, None
         self._left = left = LeftBehind(hosts, self._lease.history.last_epoch)
         await ask_agents(
             self._engine, left, self._lease.precedence, self._slices, self._limits, self._observer.say
@@ -228,7 +231,7 @@ class Driver:
         history.last_epoch = max(history.last_epoch, left.epoch)
         kept = left.kept_hosts()
         if not kept:
-            return None
+            return None, left.remains(self._slices())
         self.workers.adopt(left.streams(), left.pids(), left.epoch)
         left.outdated = left.fingerprints() != {self._job.fingerprint}
         self._prepared = set() if left.outdated else kept
@@ -242,7 +245,7 @@ class Driver:
                 "code until their next checkpoint, and are restarted with the new one then "
                 f"(after {self._limits.boundary_s:g} s in any case: Deadlines.boundary_s)"
             )
-        return left
+        return left, None
 
     def _slices(self) -> dict[HostId, str]:
         return {view.id: view.slice for view in self.controller.run.fleet.hosts.values()}

@@ -158,7 +158,7 @@ class Keeper:
             content.copy_to(name, memory, layout.starts)
         index = Index(step, self._rank, self._world_size, content.tree, dict(content.shards), dict(places))
         notes = index.encoded()
-        slot.finish(at, notes, digest(content.sums, slot, notes))
+        slot.finish(at, self._world_size, notes, digest(content.sums, slot, notes))
         if remember:
             with self._changed:
                 self._open = at
