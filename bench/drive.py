@@ -69,7 +69,7 @@ def _workers(order: dict[str, Any]) -> Any:
 
 def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, engine: str) -> None:
     import everstep
-    from everstep import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from everstep import CheckpointConfig, FailureConfig, MemoryConfig, RunConfig, ScalingConfig
     from everstep.control.deadlines import Deadlines
     from everstep.torch import TorchftConfig, TorchTrainer
 
@@ -84,7 +84,7 @@ def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, engine: str) -
             name="run",
             storage_path=str(folder / "storage"),
             failure_config=FailureConfig(max_failures=-1),
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            checkpoint_config=CheckpointConfig(num_to_keep=2, memory=MemoryConfig(every_s=0)),
             # Kills come faster here than failures do in life: let each be the first after a healthy stretch.
             deadlines=Deadlines(healthy_s=0.0),
         ),

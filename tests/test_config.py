@@ -17,6 +17,7 @@ from everstep import (
     Deadlines,
     FailureConfig,
     LoggingConfig,
+    MemoryConfig,
     RefusedError,
     RunConfig,
     ScalingConfig,
@@ -88,6 +89,10 @@ BAD = [
     (FailureConfig, {"controller_failure_limit": -2}, "controller_failure_limit", "-2"),
     (FailureConfig, {"max_preemption_failures": None}, "max_preemption_failures", "None"),
     (CheckpointConfig, {"num_to_keep": 0}, "num_to_keep", "None to keep all"),
+    (CheckpointConfig, {"memory": 0.5}, "memory", "MemoryConfig"),
+    (MemoryConfig, {"every_s": -1}, "every_s", "-1"),
+    (MemoryConfig, {"host_fraction": 0}, "host_fraction", "memory=None"),
+    (MemoryConfig, {"host_fraction": 1.5}, "host_fraction", "0.5 for half"),
     (CheckpointConfig, {"checkpoint_score_attribute": ""}, "checkpoint_score_attribute", "''"),
     (CheckpointConfig, {"checkpoint_score_order": "maximum"}, "checkpoint_score_order", "'max'"),
     (LoggingConfig, {"log_level": "LOUD"}, "log_level", "'LOUD'"),
@@ -224,7 +229,9 @@ def test_parts_of_a_runtime_environment_that_only_ray_serves_are_kept_for_it():
     assert RunConfig(worker_runtime_env={"pip": ["requests"]}).worker_runtime_env == {"pip": ["requests"]}
 
 
-@pytest.mark.parametrize("kind", [ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, LoggingConfig])
+@pytest.mark.parametrize(
+    "kind", [ScalingConfig, RunConfig, FailureConfig, CheckpointConfig, MemoryConfig, LoggingConfig]
+)
 def test_an_unknown_argument_is_a_config_error_that_lists_the_known_ones(kind):
     with pytest.raises(ConfigError, match=f"{kind.__name__} has no argument 'zzz'.*It takes: "):
         kind(zzz=1)
@@ -289,6 +296,7 @@ def test_configs_are_frozen_comparable_and_picklable():
         RunConfig(name="a"),
         FailureConfig(1),
         CheckpointConfig(1),
+        MemoryConfig(every_s=1),
         LoggingConfig(),
     ):
         with pytest.raises(dataclasses.FrozenInstanceError):

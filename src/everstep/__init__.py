@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         CheckpointConfig as CheckpointConfig,
         FailureConfig as FailureConfig,
         LoggingConfig as LoggingConfig,
+        MemoryConfig as MemoryConfig,
         RunConfig as RunConfig,
         ScalingConfig as ScalingConfig,
     )
@@ -94,7 +95,14 @@ _HOMES = {
         "ReportedCheckpointStatus",
         "Result",
     ),
-    "config": ("CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"),
+    "config": (
+        "CheckpointConfig",
+        "FailureConfig",
+        "LoggingConfig",
+        "MemoryConfig",
+        "RunConfig",
+        "ScalingConfig",
+    ),
     "control.deadlines": ("Deadlines",),
     "datasets": ("TRAIN_DATASET_KEY", "get_dataset_shard"),
     "errors": (

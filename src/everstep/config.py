@@ -1,5 +1,5 @@
 """How a run is asked for: ``ScalingConfig``, ``RunConfig``, ``FailureConfig``, ``CheckpointConfig``,
-``LoggingConfig``.
+``MemoryConfig``, ``LoggingConfig``.
 
 Names and meanings are Ray Train v2's; what is ours comes last in each class. Every value is checked when it
 is made, and frozen. Whether this machine can serve what is asked is found out in ``fit()``, by the engine.
@@ -233,6 +233,33 @@ class FailureConfig:
 
 @answers_unknown_arguments
 @dataclass(frozen=True)
+class MemoryConfig:
+    """Snapshots in the hosts' memory, of a state that is reported (``report(…, state=…)``)."""
+
+    _: KW_ONLY
+    every_s: float | None = None
+    """Seconds between snapshots; 0: one with every report. ``None``: as often as keeps the time that training
+    waits for them under 2% of all.
+    """
+    host_fraction: float = 0.5
+    """At most this part of a host's memory, or of its container's limit, for the snapshots of all its
+    workers.
+    """
+
+    def __post_init__(self) -> None:
+        if self.every_s is not None:
+            _require_seconds("MemoryConfig.every_s", self.every_s)
+        if not _is_number(self.host_fraction) or not 0 < self.host_fraction <= 1:
+            raise _bad(
+                "MemoryConfig.host_fraction",
+                self.host_fraction,
+                "a number above 0, up to 1",
+                "Use 0.5 for half of each host's memory, or CheckpointConfig(memory=None) for no snapshots",
+            )
+
+
+@answers_unknown_arguments
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Which checkpoints are kept. The newest always is."""
 
@@ -253,8 +280,19 @@ class CheckpointConfig:
     also written when the training function returns, before workers are moved or stopped, and when a machine
     is about to be taken away.
     """
+    memory: MemoryConfig | None = field(default_factory=MemoryConfig)
+    """Snapshots of such a state in the hosts' memory, from which workers restart without reading storage.
+    ``None``: storage alone.
+    """
 
     def __post_init__(self) -> None:
+        if self.memory is not None and not isinstance(self.memory, MemoryConfig):
+            raise _bad(
+                "CheckpointConfig.memory",
+                self.memory,
+                "None or an everstep MemoryConfig",
+                "Make it with everstep.MemoryConfig(…)",
+            )
         if not isinstance(self.delete_external, bool):
             raise _bad(
                 "CheckpointConfig.delete_external", self.delete_external, "True or False", "Use a bool"

@@ -33,10 +33,11 @@ from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeError
 from everstep.refusals import TuneContext
 from everstep.snapshots.content import Folder, Restorable
-from everstep.snapshots.keeper import HostMemory
+from everstep.snapshots.keeper import HostMemory, Taken
 from everstep.snapshots.layout import Index, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.segments import Slot
+from everstep.snapshots.writing import OwnMemory, write
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.background import BackgroundUploads
 from everstep.storage.sources import check_source, overlap
@@ -162,6 +163,7 @@ class Session:
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
         self.state_due = AgreedValue(0)
+        self.snapshot_every = AgreedValue(spec.snapshot_every)
         self._link = link
         self._run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         self._spool = Path(spec.spool) if spec.spool else snapshots.default_spool()
@@ -178,12 +180,10 @@ class Session:
             spec.epoch,
             self._rank,
             spec.member.world_size,
-            # With replica groups, a group that is replaced takes its state from the others.
-            memory if spec.member.group_size == spec.member.world_size else None,
+            memory or OwnMemory(self._store_here),
             spec.snapshot,
             lambda: self.datasets.places(),
             lambda mine: self._link.ask("broadcast", mine, spec.report_wait_s),
-            shares=spec.member.group_rank == 0,
         )
         self._metrics = _EMPTY
         """Of the newest report."""
@@ -292,30 +292,49 @@ class Session:
         """Keep the state of this step, and write it to storage if that is due."""
         index = self._index + 1
         due = self._is_due()
-        slot = self._state.report(state, index, step, due=due, limit_s=self.spec.report_wait_s)
+        every = self.snapshot_every.ask()
+        taken = self._state.report(state, index, step, every=every, due=due, limit_s=self.spec.report_wait_s)
         self._index, self._metrics = index, raw
         restored, self._restored = self._restored, 0.0
-        copied = slot is not None and self._state.keeper.is_remembered(slot)
-        report = wire.Report(index, raw, None, due, restored, due, copied)
-        if due and slot is not None:
-            self._send_state(report, slot)
-            return
-        self._link.send(wire.frame(report))
-        if slot is not None:
-            self._state.keeper.release(slot)
+        copied = taken is not None and taken.remembered
+        copy_s = self._state.copy_s if copied else 0.0
+        report = wire.Report(index, raw, None, due, restored, copied=copied, copy_s=copy_s)
+        self._tell_refusal()
+        if due and taken is not None:
+            self._send_state(report, taken)
+        else:
+            self._link.send(wire.frame(report))
 
-    def _send_state(self, report: wire.Report, slot: Slot) -> None:
-        """Report a snapshot, and upload it in the background."""
+    def _tell_refusal(self) -> None:
+        """That there is no memory for snapshots, once."""
+        keeper = self._state.keeper
+        if keeper.refused:
+            self._link.send(wire.frame(wire.NoMemory(keeper.refused)))
+            keeper.refused = ""
+
+    def _send_state(self, report: wire.Report, taken: Taken) -> None:
+        """Have a snapshot written to storage, and report it. In this order: what is reported is on its way,
+        whatever becomes of this process.
+        """
         index = report.index
         self._wait_for_the_others(index)
         share = self._share(self._folder(None, index), index, report.metrics)
         held = bool(self.want_checkpoint.newest)
+        self._state.store(taken, share, held=held)
         self._link.send(wire.frame(report))
-        self._state.saving()
-        upload = partial(self._state.upload, self._run, share, slot)
-        self._uploads.submit(partial(self._upload_later, upload, index, held, None))
         if held:
             self._hold(index)
+
+    def _store_here(self, slot: Slot, share: store.Share, held: bool, done: Callable[[], None]) -> None:
+        """Write a snapshot to storage from this process, where there is no agent that does."""
+
+        def upload() -> Part:
+            try:
+                return write(self._run, share, slot, with_shared=self.spec.member.group_rank == 0)
+            finally:
+                done()
+
+        self._uploads.submit(partial(self._upload_later, upload, share.index, held, None))
 
     def _is_due(self) -> bool:
         """Whether the state is to be written to storage at this report; the same at all ranks."""
@@ -421,6 +440,7 @@ class Session:
         if now:
             self.want_checkpoint.abandon()
             self.state_due.abandon()
+            self.snapshot_every.abandon()
             self.preemption.abandon()
 
     def proposed(self, number: int, value: wire.AnyValue) -> int:
@@ -430,6 +450,8 @@ class Session:
                 return self.want_checkpoint.propose(number, value.reason)
             case wire.StateDue():
                 return self.state_due.propose(number, value.turn)
+            case wire.SnapshotEvery():
+                return self.snapshot_every.propose(number, value.reports)
             case wire.PreemptionTold():
                 from everstep.preemption import PreemptionInfo
 
@@ -441,6 +463,7 @@ class Session:
     def agreed(self, number: int, start: int) -> None:
         self.want_checkpoint.agree(number, start)
         self.state_due.agree(number, start)
+        self.snapshot_every.agree(number, start)
         self.preemption.agree(number, start)
 
     def kept(self, at: At | None, upto: At) -> None:
@@ -456,11 +479,11 @@ class Session:
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there, and the last state."""
         with self.progress.during(Stage.CHECKPOINT):
-            slot = self._state.unsaved(self._index + 1)
-            if slot is not None:
+            taken = self._state.unsaved(self._index + 1)
+            if taken is not None:
                 self._index += 1
-                report = wire.Report(self._index, self._metrics, None, True, 0.0, True, silent=True)
-                self._send_state(report, slot)
+                self._send_state(wire.Report(self._index, self._metrics, owed=True, silent=True), taken)
+            self._state.keeper.wait_for_storage()
             self._uploads.wait()
         self._raise_failed_upload()
 

@@ -11,6 +11,7 @@ from everstep.control.commands import Outcome, Rung
 from everstep.control.controller import Settings
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Budget, Failure, Kind
+from everstep.control.snapshots import At
 from everstep.control.table import Phase
 
 
@@ -229,9 +230,12 @@ def test_a_start_waits_for_the_answer_to_a_commit(either: Run) -> None:
 
 def test_a_restart_waits_a_while_for_uploads_that_need_no_process() -> None:
     hands = Hands(fixed(2), views("a", "b"))
+    hands.pass_time(5.0)
     hands.report(0, 1, part=True)
     hands.report(1, 1, owed=(1,))
     hands.fail(0)
+    assert hands.brain.phase is Phase.PLACING
+    hands.pass_time(4.0)
     assert hands.brain.phase is Phase.PLACING
     hands.report(1, 1, part=True)
     assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
@@ -239,12 +243,37 @@ def test_a_restart_waits_a_while_for_uploads_that_need_no_process() -> None:
 
 def test_a_restart_does_not_wait_for_an_upload_forever(either: Run) -> None:
     hands = either()
+    hands.pass_time(3600.0)
     hands.report(0, 1, part=True)
     hands.report(1, 1, owed=(1,))
     hands.fail(0)
     hands.pass_time(hands.settings.deadlines.upload_wait_s)
     assert hands.brain.phase is Phase.RUNNING
     assert hands.last(c.StartWorkers).checkpoint is None
+
+
+def test_a_restart_waits_no_longer_for_an_upload_than_its_steps_take_to_be_trained_again() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.pass_time(100.0)
+    hands.checkpoint(1, (0, 1))
+    hands.pass_time(2.0)
+    for rank in (0, 1):
+        hands.report(rank, 2, owed=(2,))
+    hands.fail(0)
+    hands.pass_time(1.9)
+    assert hands.brain.phase is Phase.PLACING
+    hands.pass_time(0.2)
+    assert hands.last(c.StartWorkers).checkpoint == "e1-g0-k1"
+
+
+def test_a_restart_does_not_wait_for_an_upload_of_what_every_rank_has_in_memory() -> None:
+    hands = Hands(fixed(2), views("a", "b"))
+    hands.pass_time(100.0)
+    for rank in (0, 1):
+        hands.report(rank, 1, owed=(1,), copied=True)
+    hands.fail(0)
+    start = hands.last(c.StartWorkers)
+    assert (start.epoch, start.snapshot, start.checkpoint) == (2, At(1, 1), None)
 
 
 # ---------------------------------------------------------------------- rungs 3, 4 and 5

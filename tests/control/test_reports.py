@@ -75,6 +75,24 @@ def test_a_checkpoint_that_lacks_a_part_is_garbage_once_nobody_adds_to_it_any_mo
     assert reports.open_folders == {}
 
 
+def test_a_part_that_is_uploaded_before_its_rank_announces_it_is_not_waited_for() -> None:
+    reports = ReportBook(frozenset({0, 1}))
+    reports.reported(0, 1, (), (part(1),))
+    assert reports.reported(1, 0, (), (part(1),)) == Settled()
+    assert [r.index for r in reports.reported(1, 1, (1,), ()).ready] == [1]
+    assert reports.waiting == {}
+    reports.reported(0, 2, (2,), ())
+    assert reports.waiting == {2: ""}
+
+
+def test_an_upload_that_fails_before_its_rank_announces_it_is_not_waited_for() -> None:
+    reports = ReportBook(frozenset({0, 1}))
+    reports.reported(0, 1, (), (part(1),))
+    reports.upload_failed(1, 1)
+    assert reports.reported(1, 1, (1,), ()) == Settled(garbage=("k1",))
+    assert reports.waiting == {}
+
+
 def test_a_part_that_is_told_twice_counts_once() -> None:
     reports = book(1)
     assert len(reports.reported(0, 1, (), (part(1),)).ready) == 1

@@ -6,7 +6,7 @@ from hands import Hands, views
 
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Settings
-from everstep.control.events import Adopted
+from everstep.control.events import Adopted, Remains
 from everstep.control.failures import Kind
 from everstep.control.snapshots import At, Copy
 
@@ -25,6 +25,7 @@ def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
     hands = two()
     hands.checkpoint(1)
     copy(hands, 2)
+    hands.pass_time(1.5)
     copy(hands, 3, 0)
     hands.fail(1)
     start = hands.last(c.StartWorkers)
@@ -32,7 +33,7 @@ def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
     for rank in (0, 1):
         hands.report(rank, 1)
     recovered = hands.last(c.Recovered)
-    assert (recovered.steps_lost, recovered.state_from) == (1, "memory (report 2)")
+    assert (recovered.steps_lost, recovered.state_from) == (1, "memory, report 2, 1.5 s old")
 
 
 def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
@@ -49,13 +50,14 @@ def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
 def test_the_memory_of_a_lost_host_is_not_counted_on() -> None:
     hands = two()
     hands.checkpoint(1)
+    hands.pass_time(2.0)
     copy(hands, 2)
     hands.lose("a.0")
     start = hands.last(c.StartWorkers)
     assert (start.snapshot, start.checkpoint) == (None, "e1-g0-k1")
     for rank in (0, 1):
         hands.report(rank, 1)
-    assert hands.last(c.Recovered).state_from == ""
+    assert hands.last(c.Recovered).state_from == "storage, e1-g0-k1, 2.0 s old"
 
 
 def test_a_snapshot_that_can_not_be_restored_is_not_tried_again() -> None:
@@ -94,7 +96,7 @@ def test_workers_of_an_earlier_driver_keep_what_their_hosts_have() -> None:
         1,
         tuple(first.places.values()),
         ((0, 0),),
-        copies=tuple(Copy(r, f"{h}.0", 1, 7) for r, h in enumerate("ab")),
+        copies=tuple(Copy(r, f"{h}.0", 1, 7, 2) for r, h in enumerate("ab")),
     )
     settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
     hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=1, adopted=adopted))
@@ -102,6 +104,27 @@ def test_workers_of_an_earlier_driver_keep_what_their_hosts_have() -> None:
     assert hands.last(c.KeepSnapshot).kept == At(1, 7)
     hands.fail(0)
     assert hands.last(c.StartWorkers).snapshot == At(1, 7)
+
+
+def test_what_ended_workers_of_an_earlier_driver_had_in_memory_is_restored_where_it_lies() -> None:
+    remains = Remains(
+        ("b", "c"), ((0, "b.0"), (1, "c.0")), tuple(Copy(r, f"{h}.0", 3, 7, 2) for r, h in enumerate("bc"))
+    )
+    settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
+    hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=4, remains=remains))
+    start = hands.last(c.StartWorkers)
+    assert (start.epoch, start.snapshot) == (5, At(3, 7))
+    assert [a.host for a in start.assignments] == ["b.0", "c.0"]
+    assert hands.all(c.Reserve) == [], "they are held already"
+    assert hands.last(c.GroupStarted).from_memory
+
+
+def test_slices_that_an_earlier_driver_held_and_nobody_needs_are_given_back() -> None:
+    remains = Remains(("a", "b", "c"), ((0, "a.0"), (1, "b.0"), (2, "c.0")), (Copy(0, "a.0", 1, 1, 3),))
+    settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
+    hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=1, remains=remains))
+    assert hands.last(c.Release).slices == ("c",)
+    assert hands.last(c.StartWorkers).snapshot is None
 
 
 def test_replica_groups_take_their_state_from_each_other() -> None:

@@ -16,7 +16,7 @@ def first(*members: int) -> Snapshots:
 
 
 def took(snapshots: Snapshots, rank: int, index: int, epoch: int = 1) -> list[object]:
-    return list(snapshots.reported(rank, At(epoch, index), [At(epoch, index)]))
+    return list(snapshots.reported(rank, At(epoch, index), [At(epoch, index)], 0.0))
 
 
 def test_a_snapshot_is_kept_once_every_rank_has_it() -> None:
@@ -32,13 +32,13 @@ def test_one_that_a_rank_has_passed_without_it_is_given_up() -> None:
     took(snapshots, 0, 1)
     took(snapshots, 1, 1)
     assert took(snapshots, 0, 2) == []
-    assert snapshots.reported(1, At(1, 2), []) == [((0,), At(1, 1), At(1, 2))]
+    assert snapshots.reported(1, At(1, 2), [], 0.0) == [((0,), At(1, 1), At(1, 2))]
     assert snapshots.kept == At(1, 1)
 
 
 def test_one_that_a_rank_has_passed_before_another_takes_it_is_given_up() -> None:
     snapshots = first(0, 1)
-    assert snapshots.reported(1, At(1, 1), []) == []
+    assert snapshots.reported(1, At(1, 1), [], 0.0) == []
     assert took(snapshots, 0, 1) == [((0,), None, At(1, 1))]
 
 
@@ -72,6 +72,13 @@ def test_a_lost_host_takes_its_snapshots_along() -> None:
     assert snapshots.kept is None
 
 
+def test_snapshots_of_another_number_of_ranks_are_not_taken_over() -> None:
+    snapshots = Snapshots()
+    copies = [Copy(rank, host, 1, 5, 3) for rank, host in TWO.items()]
+    assert snapshots.adopt(TWO, copies) == []
+    assert snapshots.kept is None
+
+
 def test_what_ranks_say_late_of_a_lost_host_does_not_count() -> None:
     snapshots = first(0, 1)
     took(snapshots, 0, 1)
@@ -82,16 +89,16 @@ def test_what_ranks_say_late_of_a_lost_host_does_not_count() -> None:
 
 def test_a_later_driver_keeps_the_newest_that_all_hosts_have() -> None:
     snapshots = Snapshots()
-    copies = [Copy(0, "a", 1, 9), Copy(0, "a", 1, 10), Copy(1, "b", 1, 10), Copy(1, "b", 1, 11)]
+    copies = [Copy(0, "a", 1, 9, 2), Copy(0, "a", 1, 10, 2), Copy(1, "b", 1, 10, 2), Copy(1, "b", 1, 11, 2)]
     assert snapshots.adopt(TWO, copies) == [((0, 1), At(1, 10), At(1, 10))]
     # What it hears again is older than what it has seen itself.
-    assert snapshots.reported(0, At(1, 10), [At(1, 9), At(1, 10)]) == []
-    assert snapshots.reported(0, At(1, 11), []) == [((1,), At(1, 10), At(1, 11))]
+    assert snapshots.reported(0, At(1, 10), [At(1, 9), At(1, 10)], 0.0) == []
+    assert snapshots.reported(0, At(1, 11), [], 0.0) == [((1,), At(1, 10), At(1, 11))]
 
 
 def test_what_lies_with_somebody_else_does_not_count() -> None:
     snapshots = Snapshots()
-    assert snapshots.adopt(TWO, [Copy(0, "a", 1, 1), Copy(1, "a", 1, 1)]) == []
+    assert snapshots.adopt(TWO, [Copy(0, "a", 1, 1, 2), Copy(1, "a", 1, 1, 2)]) == []
     assert snapshots.kept is None
 
 
@@ -139,7 +146,7 @@ def test_at_every_instant_all_ranks_have_what_is_kept() -> None:
                 if not skips and not ranks[rank].take(at):
                     continue
                 done[rank] += 1
-                for verdict in snapshots.reported(rank, at, [] if skips else [at]):
+                for verdict in snapshots.reported(rank, at, [] if skips else [at], 0.0):
                     for other in verdict.ranks:
                         told[other].append((verdict.kept, verdict.upto))
             if snapshots.kept is not None:

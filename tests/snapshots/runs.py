@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from everstep import CheckpointConfig, FailureConfig, Result, RunConfig, ScalingConfig
+from everstep import CheckpointConfig, FailureConfig, MemoryConfig, Result, RunConfig, ScalingConfig
 from everstep.torch import TorchTrainer
 from processes import LIMIT_S, wait_for
 
@@ -59,7 +59,9 @@ class World:
                 name="run",
                 storage_path=str(self.folder / "runs"),
                 failure_config=FailureConfig(max_failures=-1),
-                checkpoint_config=CheckpointConfig(storage_every_s=every_s, num_to_keep=2),
+                checkpoint_config=CheckpointConfig(
+                    storage_every_s=every_s, num_to_keep=2, memory=more.pop("memory", MemoryConfig(every_s=0))
+                ),
                 **more.pop("run", {}),
             ),
             **more,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from importlib.util import find_spec
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from everstep import MemoryConfig
 from everstep.control.commands import Recovered
 from everstep.driver import journal
+from everstep.snapshots.segments import Segment, Slot
 from everstep.testing import LocalCluster
 from processes import ours, wait_for
 
@@ -42,6 +45,18 @@ def segments(pid: int) -> list[str]:
     return [str(fd) for fd, link in links if "memfd:everstep-" in link]
 
 
+def newest_snapshot() -> int:
+    """The report of the newest that a rank has."""
+    found = []
+    for agent in agents():
+        for path in segments(agent):
+            if "notes" in os.readlink(path):
+                slot = Slot(Segment(os.open(path, os.O_RDWR)), {})
+                found += [slot.label.index] if slot.label is not None else []
+                slot.close()
+    return max(found)
+
+
 def agents() -> list[int]:
     return [pid for pid, command in ours().items() if "everstep.agent " in f"{command} " and segments(pid)]
 
@@ -64,7 +79,7 @@ def test_a_killed_worker_loses_at_most_one_step_without_any_checkpoint(world: Wo
     assert world.checkpoints() == []
     world.until.touch()
     fit.done()
-    assert [r.state_from.split()[0] for r in recoveries(world)] == ["memory", "memory"]
+    assert all(re.fullmatch(r"memory, report \d+, \d\.\d s old", r.state_from) for r in recoveries(world))
     assert all(r.steps_lost <= 1 for r in recoveries(world))
 
 
@@ -135,6 +150,38 @@ def test_the_memory_of_a_run_is_given_back_at_its_end(world: World) -> None:
         world.until.touch()
         fit.done()
         wait_for(lambda: not segments(agent), "memory given back")
+
+
+def test_without_enough_memory_the_run_says_so_and_goes_on_with_storage_alone(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit = Fit(world.trainer(steps, every_s=0.2, memory=MemoryConfig(every_s=0, host_fraction=1e-9)))
+    world.wait_for_step(1, 3)
+    wait_for(world.checkpoints, "a checkpoint")
+    assert agents() == [], "memory is held for snapshots that are of no use"
+    kill(world.of_epoch(1)[0][-1]["pid"])
+    world.wait_for_step(2, 1)
+    assert world.check_restored(2) > 0
+    world.until.touch()
+    fit.done()
+    assert [r.state_from.split(",")[0] for r in recoveries(world)] == ["storage"]
+    said = [line for line in capfd.readouterr().err.splitlines() if "no snapshots in memory" in line]
+    assert len(said) == 1
+    assert re.search(r"GiB needed, and snapshots may have 0\.0 GiB \(0% of the host's [0-9.]+ GiB\)", said[0])
+
+
+def test_snapshots_are_as_far_apart_as_the_run_asks_for(world: World) -> None:
+    fit = Fit(world.trainer(steps, every_s=NEVER_S, memory=MemoryConfig(every_s=NEVER_S)))
+    world.wait_for_step(1, 3)
+    newest = 0
+    while newest != (newest := newest_snapshot()):  # until ranks are told how far apart, every step has one
+        world.wait_for_step(1, world.newest_step(1) + 20)
+    kill(world.of_epoch(1)[0][-1]["pid"])
+    world.wait_for_step(2, 1)
+    assert world.check_restored(2) == newest
+    world.until.touch()
+    fit.done()
+    assert recoveries(world)[0].steps_lost >= 20
 
 
 def test_a_host_that_is_lost_takes_its_snapshots_along(world: World) -> None:

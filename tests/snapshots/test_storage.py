@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from everstep import ConfigError, RunConfig, ScalingConfig, WorkerGroupError
+from everstep.agent import wire
+from everstep.driver.states import StatesDue
 from everstep.torch import TorchTrainer
 from processes import wait_for
 
@@ -64,6 +66,42 @@ def test_a_killed_worker_comes_back_with_the_state_that_was_saved(world: World) 
     assert world.check_restored(2) > 0
     world.until.touch()
     fit.done()
+
+
+def test_the_agent_writes_a_state_to_storage_while_its_worker_stands_still(world: World) -> None:
+    fit = Fit(world.trainer(steps, 1, every_s=0.2, config={"floats": 1 << 20}))
+    run = world.folder / "runs" / "run"
+
+    def unfinished() -> set[Path]:
+        return {*run.glob("checkpoint_*")} - {*world.checkpoints()}
+
+    wait_for(unfinished, "a checkpoint that is being written")
+    (folder,) = unfinished() or {world.checkpoints()[-1]}
+    worker = world.of_epoch(1)[0][-1]["pid"]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        wait_for(lambda: folder in world.checkpoints(), "its commit")
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    world.until.touch()
+    fit.done()
+
+
+def test_a_state_is_due_again_if_a_restart_came_before_it_was_written() -> None:
+    turns: list[wire.AnyValue] = []
+    states = StatesDue(10.0, turns.append)
+    states.restart(0.0)
+    for now in (9.0, 10.0, 12.0):
+        states.look(now)
+    assert len(turns) == 1
+    states.restart(13.0)
+    states.look(13.0)
+    states.saved()
+    states.restart(15.0)
+    states.look(22.0)
+    assert len(turns) == 2
+    states.look(23.0)
+    assert len(turns) == 3
 
 
 def test_a_run_that_is_continued_starts_from_its_last_state(world: World) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"
 SCRIPT = """
 import sys
 from pathlib import Path
-from everstep import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from everstep import CheckpointConfig, FailureConfig, MemoryConfig, RunConfig, ScalingConfig
 from everstep.torch import TorchTrainer
 from snapshots.training import steps
 
@@ -35,7 +35,7 @@ TorchTrainer(
         name=sys.argv[1],
         storage_path=str(HERE / "runs"),
         failure_config=FailureConfig(max_failures=-1),
-        checkpoint_config=CheckpointConfig(storage_every_s=3600),
+        checkpoint_config=CheckpointConfig(storage_every_s=3600, memory=MemoryConfig(every_s=0)),
     ),
 ).fit()
 """

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from everstep.agent import kernel, wire
 from everstep.control.snapshots import Copy
-from everstep.snapshots.segments import Slot
+from everstep.snapshots.segments import Segment, Slot
+from everstep.storage.checkpoints import Share
 
 _RESERVE = 0.1
 """Of a host's memory: what is never given away."""
@@ -29,28 +32,32 @@ class Memory:
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[int, Slot]] = {}
+        self._readers: Counter[Slot] = Counter()
+        """How often each is being read: those are closed after that."""
         self._last_number = 0
 
     def copies(self) -> list[Copy]:
         """What is whole here."""
         labels = [(rank, slot.label) for rank, slots in self._slots.items() for slot in slots.values()]
-        return [Copy(rank, "", label.epoch, label.index) for rank, label in labels if label is not None]
+        return [Copy(rank, "", la.epoch, la.index, la.ranks) for rank, la in labels if la is not None]
 
     def retain(self, ranks: Collection[int]) -> None:
         """Other ranks than these are not here any more."""
         for rank in [rank for rank in self._slots if rank not in ranks]:
-            self._drop(rank)
+            for number in [*self._slots[rank]]:
+                self.drop(rank, number)
 
     def clear(self) -> None:
         """The run has left this host."""
         self.retain(())
 
-    def _drop(self, rank: int) -> None:
-        for slot in self._slots.pop(rank).values():
-            slot.close()
-
     def of(self, rank: int) -> dict[int, Slot]:
         return self._slots.get(rank, {})
+
+    @property
+    def size(self) -> int:
+        """Bytes that have been given away."""
+        return sum(slot.size for some in self._slots.values() for slot in some.values())
 
     def promised(self) -> int:
         """Bytes that have been given away and not been written to yet."""
@@ -65,46 +72,88 @@ class Memory:
 
     def drop(self, rank: int, number: int) -> None:
         slot = self._slots.get(rank, {}).pop(number, None)
-        if slot is not None:
+        if slot is not None and not self._readers[slot]:
             slot.close()
+
+    def read(self, rank: int, number: int) -> Slot | None:
+        """A slot that stays as it is until ``release``; None: it isn't here."""
+        slot = self.of(rank).get(number)
+        if slot is not None:
+            self._readers[slot] += 1
+        return slot
+
+    def release(self, rank: int, slot: Slot) -> None:
+        self._readers[slot] -= 1
+        if not self._readers[slot] and slot not in self.of(rank).values():
+            slot.close()
+
+    def is_read(self, slot: Slot) -> bool:
+        return self._readers[slot] > 0
 
 
 class MemoryLine:
-    """A worker's requests for memory."""
+    """A worker's requests for memory. ``fraction``: of the host's memory, for all snapshots. ``store`` is
+    called with the number of a slot that is to be written to storage.
+    """
 
-    def __init__(self, rank: int, sock: socket.socket, memory: Memory) -> None:
+    def __init__(
+        self,
+        rank: int,
+        sock: socket.socket,
+        memory: Memory,
+        fraction: float,
+        store: Callable[[int, Share, bool], None],
+    ) -> None:
         self._rank = rank
         self._sock = sock
         self._memory = memory
+        self._fraction = fraction
+        self._store = store
         sock.setblocking(False)
         asyncio.get_running_loop().add_reader(sock, self._read)
 
     def _read(self) -> None:
         try:
-            packet = self._sock.recv(1 << 20)
+            packet, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 1)
         except BlockingIOError:
             return
         except ConnectionError:
             packet = b""
-        if not packet:
+        if packet:
+            self._requested(wire.memory_request.decode(packet), list(fds))
+        else:
             asyncio.get_running_loop().remove_reader(self._sock)
-            return
-        match wire.memory_request.decode(packet):
-            case wire.NewSlot() as request:
-                refused = _shortage(sum(request.sizes.values()), self._memory.promised())
-                if refused:
-                    self._answer([], refused)
-                else:
-                    self._answer([self._memory.make(self._rank, request.sizes)])
+
+    def _requested(
+        self, request: wire.NewSlots | wire.OldSlots | wire.DropSlot | wire.StoreSlot, fds: list[int]
+    ) -> None:
+        match request:
+            case wire.NewSlots():
+                size = request.count * sum(request.sizes.values())
+                refused = "" if request.needed else shortage(size, self._memory, self._fraction)
+                count = 0 if refused else request.count
+                self._answer([self._memory.make(self._rank, request.sizes) for _ in range(count)], refused)
             case wire.OldSlots():
                 self._answer(sorted(self._memory.of(self._rank)))
-            case wire.DropSlot() as request:
+            case wire.DropSlot():
                 self._memory.drop(self._rank, request.number)
+            case wire.StoreSlot():
+                letter = Segment(fds[0])
+                share = msgspec.msgpack.decode(letter.map(), type=Share)
+                letter.close()
+                self._store(request.number, share, request.held)
 
     def _answer(self, numbers: list[int], refused: str = "") -> None:
         mine = self._memory.of(self._rank)
-        body = wire.Slots([(number, sorted(mine[number].files)) for number in numbers], refused)
-        fds = [fd for number in numbers for fd in mine[number].fds]
+        storing = [number for number in numbers if self._memory.is_read(mine[number])]
+        body = wire.Slots([(number, sorted(mine[number].files)) for number in numbers], storing, refused)
+        self._send(body, [fd for number in numbers for fd in mine[number].fds])
+
+    def stored(self, number: int) -> None:
+        """It has been written to storage, or can't be."""
+        self._send(wire.Stored(number), [])
+
+    def _send(self, body: wire.MemoryAnswer, fds: list[int]) -> None:
         try:
             socket.send_fds(self._sock, [msgspec.msgpack.encode(body)], fds)
         except OSError:
@@ -115,45 +164,87 @@ class MemoryLine:
         self._sock.close()
 
 
-def _shortage(size: int, promised: int) -> str:
-    """Why there isn't this much memory to be had; empty: there is."""
+def shortage(size: int, memory: Memory, fraction: float) -> str:
+    """Why there isn't this much memory to be had for snapshots; empty: there is."""
     available, total = kernel.memory()
-    available -= promised
-    if available - size >= _RESERVE * total:
-        return ""
-    gib = 1 << 30
-    return (
-        f"{size / gib:.1f} GiB for a snapshot, of {available / gib:.1f} GiB that this host has left of "
-        f"{total / gib:.1f} GiB"
-    )
+    available -= memory.promised()
+    most, used = int(fraction * total), memory.size
+    if used + size > most:
+        return (
+            f"{_gib(size)} needed, and snapshots may have {_gib(most)} ({fraction:.0%} of the host's "
+            f"{_gib(total)}), of which {_gib(used)} are in use"
+        )
+    if available - size < _RESERVE * total:
+        return f"{_gib(size)} needed, and {_gib(available)} of the host's {_gib(total)} are free"
+    return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 class WorkersMemory:
-    """The same, as a worker has it: where its slots come from."""
+    """The same, as a worker has it: where its slots come from, and who writes them to storage."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._storing: Counter[int] = Counter()
+        self._fds: list[int] = []
+        """What came with the last message."""
         self.refused = ""
         """Why there is no more of it."""
 
     def old_slots(self) -> list[tuple[int, Slot]]:
         return self._ask(wire.OldSlots())
 
-    def new_slot(self, sizes: dict[str, int]) -> tuple[int, Slot] | None:
-        given = self._ask(wire.NewSlot(sizes))
-        return given[0] if given else None
+    def new_slots(self, sizes: dict[str, int], count: int, *, needed: bool) -> list[tuple[int, Slot]]:
+        return self._ask(wire.NewSlots(sizes, count, needed))
 
     def drop(self, number: int) -> None:
         self._sock.send(msgspec.msgpack.encode(wire.DropSlot(number)))
 
+    def store(self, number: int, share: Share, *, held: bool) -> None:
+        text = msgspec.msgpack.encode(share)
+        letter = Segment.create("share", len(text))
+        letter.map()[:] = text
+        socket.send_fds(self._sock, [msgspec.msgpack.encode(wire.StoreSlot(number, held))], [letter.fd])
+        letter.close()
+        self._storing[number] += 1
+
+    def storing(self) -> Collection[int]:
+        while self._storing and self._has_news():
+            self._hear()
+        return self._storing.keys()
+
+    def _has_news(self) -> bool:
+        news = select.poll()
+        news.register(self._sock, select.POLLIN)
+        return bool(news.poll(0))
+
+    def wait(self) -> None:
+        if self._storing:
+            self._hear()
+
+    def _hear(self) -> wire.Slots | wire.Stored:
+        """What the agent says next."""
+        packet, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 250)
+        self._fds = list(fds)
+        answer: wire.Slots | wire.Stored = wire.memory_answer.decode(packet)
+        if isinstance(answer, wire.Stored):
+            self._storing[answer.number] -= 1
+            self._storing = +self._storing
+        return answer
+
     def _ask(self, request: wire.MemoryRequest) -> list[tuple[int, Slot]]:
         self._sock.send(msgspec.msgpack.encode(request))
-        packet, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 250)
-        answer = wire.slots.decode(packet)
+        answer = self._hear()
+        while not isinstance(answer, wire.Slots):
+            answer = self._hear()
         self.refused = answer.refused
+        self._storing.update(answer.storing)
         found = []
         for number, names in answer.slots:
-            own, fds = fds[: 1 + len(names)], fds[1 + len(names) :]
+            own, self._fds = self._fds[: 1 + len(names)], self._fds[1 + len(names) :]
             for fd in own:
                 os.set_inheritable(fd, False)
             found.append((number, Slot.of(names, own)))

@@ -1,11 +1,39 @@
-"""Uploads that a worker did not live to finish: a report that returned is kept."""
+"""What an agent uploads for its workers: snapshots, and what a worker did not live to finish."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from everstep.agent import wire
+from everstep.agent import kernel, wire
+from everstep.snapshots.segments import Slot
+
+if TYPE_CHECKING:
+    from everstep.storage.checkpoints import Share
+
+_NICENESS = 10
+"""Training comes first."""
+
+
+def write_snapshot(spec: wire.WorkerSpec, slot: Slot, share: Share, held: bool) -> wire.Uploaded:
+    """Write a worker's snapshot to storage. Takes as long as the storage does; on a thread of its own."""
+    import msgspec
+
+    from everstep.snapshots.writing import write
+    from everstep.storage.store import open_store
+
+    if kernel.HAS_DEATH_SIGNALS:  # Linux, where this concerns the thread alone, and those that it starts
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    who = (spec.epoch, spec.generation, spec.member.rank, share.index)
+    try:
+        run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
+        part = write(run, share, slot, with_shared=spec.member.group_rank == 0)
+    except Exception as error:  # whatever it is: somebody waits for the word that this is over
+        return wire.Uploaded(*who, None, wire.described(error))
+    return wire.Uploaded(*who, msgspec.structs.replace(part, held=held))
 
 
 def finish_uploads(spec: wire.WorkerSpec) -> Iterator[wire.Uploaded]:

@@ -22,7 +22,7 @@ from everstep.control.vitals import Finding, Vitals
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
@@ -153,6 +153,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Where its agent forwards to torchft's lighthouse, if there is one."""
     snapshot: At | None = None
     """What it restores from its host's memory."""
+    snapshot_every: int = 0
+    """With every how-many-th report it takes a snapshot, until it is told otherwise; 0: with none."""
+    memory_fraction: float = 0.0
+    """Of its host's memory: how much all snapshots there may take."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):
@@ -478,9 +482,11 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """Its part is still being uploaded."""
     restore_s: float = 0.0
     bound: bool = False
-    """By this process, and nobody else can: a function of the user's uploads it, or it lies in its memory."""
+    """By this process, and nobody else can: a function of the user's uploads it."""
     copied: bool = False
     """Its host has a snapshot of this report in memory."""
+    copy_s: float = 0.0
+    """How long training waited for that."""
     silent: bool = False
     """It has no metrics: it brings what is to be saved when the function has returned."""
 
@@ -491,6 +497,12 @@ class PartDone(FromWorkerMessage, frozen=True):
 
 class PartFailed(FromWorkerMessage, frozen=True):
     index: int
+    reason: str
+
+
+class NoMemory(FromWorkerMessage, frozen=True):
+    """Its host has no memory for this rank's snapshots."""
+
     reason: str
 
 
@@ -534,7 +546,7 @@ class Raised(FromWorkerMessage, frozen=True):
     """It would happen again every time."""
 
 
-AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | Ask | Counted | Returned | Raised
+AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
 
 
 # ---------------------------------------------------------------------- driver → worker
@@ -595,7 +607,13 @@ class StateDue(msgspec.Struct, frozen=True, tag=True):
     turn: int
 
 
-AnyValue = WantCheckpoint | PreemptionTold | StateDue
+class SnapshotEvery(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot is taken with every so-many-th report; 0: with none."""
+
+    reports: int
+
+
+AnyValue = WantCheckpoint | PreemptionTold | StateDue | SnapshotEvery
 
 
 class Propose(ToWorker, frozen=True):
@@ -634,10 +652,13 @@ class MemoryRequest(msgspec.Struct, frozen=True, tag=True):
     """One packet each, on a socket of their own. The answer comes with descriptors."""
 
 
-class NewSlot(MemoryRequest, frozen=True):
-    """Room for a snapshot: files of these sizes."""
+class NewSlots(MemoryRequest, frozen=True):
+    """Room for so many snapshots, or for none: files of these sizes."""
 
     sizes: dict[str, int]
+    count: int
+    needed: bool = False
+    """Without them nothing can be saved: they are given in any case."""
 
 
 class OldSlots(MemoryRequest, frozen=True):
@@ -650,18 +671,40 @@ class DropSlot(MemoryRequest, frozen=True):
     number: int
 
 
-class Slots(msgspec.Struct, frozen=True):
+class StoreSlot(MemoryRequest, frozen=True):
+    """Write this one to storage: ``Stored`` once that is over. It comes with a descriptor of a file that says
+    whose share of which checkpoint it is.
+    """
+
+    number: int
+    held: bool
+    """The worker waits for its commit."""
+
+
+class MemoryAnswer(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Stored(MemoryAnswer, frozen=True):
+    """Nobody reads this slot any more."""
+
+    number: int
+
+
+class Slots(MemoryAnswer, frozen=True):
     """(number, names of its files). With each come a descriptor of its notes and one of each file, in the
     order of the names.
     """
 
     slots: list[tuple[int, list[str]]]
+    storing: list[int] = []
+    """Those of them that are being written to storage."""
     refused: str = ""
     """Why there is none."""
 
 
-memory_request = msgspec.msgpack.Decoder(NewSlot | OldSlots | DropSlot)
-slots = msgspec.msgpack.Decoder(Slots)
+memory_request = msgspec.msgpack.Decoder(NewSlots | OldSlots | DropSlot | StoreSlot)
+memory_answer = msgspec.msgpack.Decoder(Slots | Stored)
 
 
 # ---------------------------------------------------------------------- agent ↔ template

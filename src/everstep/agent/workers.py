@@ -11,9 +11,11 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,9 +28,14 @@ from everstep.agent.output import WorkerOutput, output_pipe
 from everstep.agent.preparation import Preparation
 from everstep.agent.progress import Page, shared_memory
 from everstep.agent.spawner import Template
-from everstep.agent.uploads import finish_uploads
+from everstep.agent.uploads import finish_uploads, write_snapshot
 from everstep.agent.watch import Watched
 from everstep.agent.worker_line import WorkerLine
+from everstep.snapshots.segments import Slot
+from everstep.storage.checkpoints import Share
+
+MOST_UPLOADED = 64
+"""More than a worker may have that are neither committed nor given up."""
 
 
 @dataclass
@@ -43,8 +50,8 @@ class Worker:
     watched: Watched
     oom_before: int
     pid: int = 0
-    uploaded: list[wire.Uploaded] = field(default_factory=list)
-    """What we uploaded in its place."""
+    uploaded: deque[wire.Uploaded] = field(default_factory=lambda: deque(maxlen=MOST_UPLOADED))
+    """What we uploaded for it, and a later driver may have to be told."""
     exited: wire.Exited | None = None
     kill: int = 0
     """A signal that it is to get as soon as it has a pid."""
@@ -134,11 +141,35 @@ class Workers:
             undo.pop_all()
         line = WorkerLine(spec, ours, self._holder, lambda: self._deaf(worker))
         output = WorkerOutput(spec, out, log, self._holder)
-        memory = MemoryLine(spec.member.rank, holds, self.memory)
+        memory = MemoryLine(
+            spec.member.rank, holds, self.memory, spec.memory_fraction, partial(self._store, spec)
+        )
         watched = Watched(Page(progress))
         worker = Worker(spec, template, line, output, memory, watched, kernel.oom_kills())
         self._live[worker.key] = worker
         template.fork(spec, theirs.detach(), asks.detach(), into, os.dup(progress))
+
+    def _store(self, spec: wire.WorkerSpec, number: int, share: Share, held: bool) -> None:
+        """Write a snapshot of this worker to storage, beside all else."""
+        slot = self.memory.read(spec.member.rank, number)
+        assert slot is not None, "a worker stores slots that it has"
+
+        def write() -> None:
+            word = write_snapshot(spec, slot, share, held)
+            self._loop.call_soon_threadsafe(self._stored, spec, number, slot, word)
+
+        threading.Thread(target=write, name="everstep-store", daemon=True).start()
+
+    def _stored(self, spec: wire.WorkerSpec, number: int, slot: Slot, word: wire.Uploaded) -> None:
+        rank = spec.member.rank
+        self.memory.release(rank, slot)
+        for worker in self._live.values():  # the one that asked, or the one that has its place now
+            if worker.spec.member.rank == rank:
+                worker.memory.stored(number)
+        key = (spec.epoch, rank)
+        asked = self._live.get(key) or self._ended.get(key)
+        if asked is not None and asked.spec.generation == spec.generation:
+            self._has_uploaded(asked, word)
 
     def template_said(self, word: wire.AnyWord) -> None:
         match word:

@@ -8,6 +8,9 @@ import msgspec
 
 from everstep.control.events import CheckpointRef
 
+IncarnationKey = tuple[int, int, int]
+"""(epoch, group, generation)."""
+
 
 class Checkpoints:
     """The newest is what a start restores.
@@ -24,13 +27,27 @@ class Checkpoints:
         self._newest_order = 0
         """The highest order of the newest's incarnation."""
         self._last_order = 0
-        self._highest: dict[tuple[int, int, int], int] = {}
+        self._highest: dict[IncarnationKey, int] = {}
+        self._since: dict[tuple[IncarnationKey, int], float] = {}
+        """When a rank was first heard to save its part of a report; nothing of those of earlier drivers."""
         for ref in committed:
             self.begin(ref)
             self.committed(ref.folder)
         for ref in let_go:
             self._last_order = max(self._last_order, ref.order)
             self._highest[_incarnation(ref)] = max(ref.index, self.highest(*_incarnation(ref)))
+
+    def reported(self, of: IncarnationKey, indices: Iterable[int], at: float) -> None:
+        """A rank of this incarnation saves its parts of these reports, or has done so."""
+        for index in indices:
+            self._since.setdefault((of, index), at)
+
+    def since(self, ref: CheckpointRef) -> float | None:
+        """When its state was reported; None: that isn't known."""
+        return self.reported_at(_incarnation(ref), ref.index)
+
+    def reported_at(self, of: IncarnationKey, index: int) -> float | None:
+        return self._since.get((of, index))
 
     def begin(self, ref: CheckpointRef) -> CheckpointRef:
         """It is complete, and is being committed. Returns it with its order."""
@@ -93,12 +110,12 @@ class Checkpoints:
         self._kept.pop(folder, None)
         if self.newest is not None and self.newest.folder == folder:
             self.newest = None
-            seen: dict[tuple[int, int, int], int] = {}
+            seen: dict[IncarnationKey, int] = {}
             for ref in sorted(self._kept.values(), key=lambda ref: ref.order):
                 if ref.index > seen.get(_incarnation(ref), 0):
                     seen[_incarnation(ref)] = ref.index
                     self._compare(ref)
 
 
-def _incarnation(ref: CheckpointRef) -> tuple[int, int, int]:
+def _incarnation(ref: CheckpointRef) -> IncarnationKey:
     return (ref.epoch, ref.group, ref.generation)

@@ -259,6 +259,8 @@ class GroupStarted(Record, frozen=True, tag="started"):
     rung: Rung
     reason: str
     checkpoint: str | None
+    from_memory: bool = False
+    """Its workers restore a snapshot in place of that."""
 
 
 class Recovered(Record, frozen=True, tag="recovered"):
@@ -279,7 +281,7 @@ class Recovered(Record, frozen=True, tag="recovered"):
     restore_s: float
     first_step_s: float
     state_from: str = ""
-    """Where the workers' state came from, if that was not storage."""
+    """Where the workers' state came from, and how old it was when training stopped."""
 
     @property
     def total_s(self) -> float:

@@ -156,6 +156,10 @@ class Controller:
         if event.adopted is not None:
             self._adopt(event.adopted, event.at)
             return
+        if event.remains is not None:
+            run.fleet.held = {*event.remains.slices}
+            if self.settings.group_size is None:
+                run.snapshots.adopt(dict(event.remains.places), event.remains.copies)
         reason = "resumed" if event.last_epoch else "first start"
         restart = self._recovery.begin([], full=True, incident=None, reason=reason, at=event.at)
         self._recovery.placing.place(restart, event.at)
@@ -180,6 +184,7 @@ class Controller:
             run.fleet.prepared = set(slice_of)
             run.trained = True
         run.set_phase(Phase.RUNNING, at)
+        run.trains_since = at
         run.relocation.started(at)
         if self.settings.group_size is None:
             members = {a.rank: a.host for a in adopted.assignments}

@@ -67,8 +67,9 @@ class Deadlines:
     steps or evaluations take longer than this on some ranks only.
     """
     upload_wait_s: float = 30.0
-    """How long a restart waits for a checkpoint that all ranks have reported and that is still being
-    uploaded. Raise it if an upload takes longer and redoing the steps costs more than waiting; 0 never waits.
+    """How long a restart waits, at most, for a checkpoint that all ranks have reported and that is still
+    being uploaded: never longer than it takes to train again what only that one holds. Raise it if an upload
+    takes longer; 0 never waits.
     """
     final_upload_s: float = 600.0
     """How long the end of a run waits for uploads. Raise it for checkpoints that take longer than ten minutes

@@ -67,6 +67,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class Remains(msgspec.Struct, frozen=True):
+    """What an earlier driver's hosts still have, of workers that can't go on and have been ended."""
+
+    slices: tuple[SliceName, ...]
+    """These are held for the run."""
+    places: tuple[tuple[int, HostId], ...]
+    """(rank, host) of those workers."""
+    copies: tuple[Copy, ...]
+    """Their snapshots."""
+
+
 class RunOpened(Event, frozen=True, kw_only=True):
     """The journal has been read (or is empty) and this driver owns the run.
 
@@ -87,6 +98,7 @@ class RunOpened(Event, frozen=True, kw_only=True):
     again.
     """
     adopted: Adopted | None = None
+    remains: Remains | None = None
 
 
 class LeaseLost(Event, frozen=True, kw_only=True):
@@ -316,6 +328,7 @@ __all__ = [
     "Notice",
     "NoticeCancelled",
     "PreemptionNotice",
+    "Remains",
     "Reported",
     "ReservationFailed",
     "Reserved",

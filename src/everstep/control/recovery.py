@@ -263,9 +263,11 @@ class Recovery:
         run = self._run
         run.do(c.CancelTimer(TimerName.KILL, restart.key))
         # A replica group that is replaced gets its state from its peers: for that no upload is waited for.
-        restart.waits_for_uploads = restart.full and bool(run.uploading_hosts(restart))
+        worth = run.worth_of_uploads(restart) if restart.full else 0.0
+        restart.waits_for_uploads = worth > 0 and bool(run.uploading_hosts(restart))
         if restart.waits_for_uploads:
-            run.do(c.SetTimer(TimerName.UPLOAD, restart.key, at + run.settings.deadlines.upload_wait_s))
+            limit_s = min(worth, run.settings.deadlines.upload_wait_s)
+            run.do(c.SetTimer(TimerName.UPLOAD, restart.key, at + limit_s))
         self._decide(restart, at)
         return True
 

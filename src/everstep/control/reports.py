@@ -61,6 +61,8 @@ class ReportBook:
         self._returned: set[int] = set()
         self._owed: dict[int, set[int]] = {rank: set() for rank in ranks}
         """Indices whose part a rank has announced and not brought yet."""
+        self._early: dict[int, set[int]] = {rank: set() for rank in ranks}
+        """Indices of which it is known what became of a rank's part before the rank has reported them."""
         self._pending: dict[int, dict[int, Part]] = {}
         self._spoilt: set[int] = set()
         self._in_order = tuple(sorted(ranks))
@@ -114,14 +116,18 @@ class ReportBook:
         """Indices of this rank's checkpoints that are neither complete nor given up."""
         return self._owed[rank] | {k for k, parts in self._pending.items() if rank in parts}
 
-    def uploading(self) -> frozenset[int]:
-        """Ranks whose upload alone stands between a checkpoint and its commit: it needs no process."""
+    def lacking_uploads(self) -> frozenset[int]:
+        """Checkpoints that every rank has reported, and that lack nothing but uploads."""
         awaited = frozenset().union(*self._owed.values()) - self._spoilt
-        whole = {
+        return frozenset(
             index
             for index in awaited
             if all(self._settled(rank, index) or index in self._owed[rank] for rank in self._ranks)
-        }
+        )
+
+    def uploading(self) -> frozenset[int]:
+        """Ranks whose upload alone stands between a checkpoint and its commit: it needs no process."""
+        whole = self.lacking_uploads()
         return frozenset(rank for rank, owed in self._owed.items() if not owed.isdisjoint(whole))
 
     def reported(self, rank: int, upto: int, owed: tuple[int, ...], parts: tuple[Part, ...]) -> Settled:
@@ -132,10 +138,14 @@ class ReportBook:
         before = max(self._upto[rank], self._after)
         self._upto[rank] = max(self._upto[rank], upto)
         brought = [part for part in parts if part.index > before or part.index in self._owed[rank]]
-        # What was brought before, or is told twice, adds nothing.
-        self._owed[rank].update(index for index in owed if index > before)
+        # What was brought before, or is told twice, adds nothing. An agent may have been quicker to upload a
+        # part than its rank to announce it.
+        self._owed[rank].update(k for k in owed if k > before and k not in self._early[rank])
+        self._early[rank] = {k for k in self._early[rank] if k > self._upto[rank]}
         for part in brought:
             self._owed[rank].discard(part.index)
+            if part.index > self._upto[rank]:
+                self._early[rank].add(part.index)
             self._pending.setdefault(part.index, {})[rank] = part
         return self._collect()
 
@@ -146,6 +156,8 @@ class ReportBook:
         if index in self._owed[rank] or index > self._upto[rank]:
             self._owed[rank].discard(index)
             self._spoilt.add(index)
+        if index > self._upto[rank]:
+            self._early[rank].add(index)
         return self._collect()
 
     def returned(self, rank: int) -> Settled:

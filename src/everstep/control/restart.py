@@ -67,6 +67,8 @@ class Account:
         self.rung = Rung.FIRST_START
         self.snapshot: At | None = None
         """What its workers restore from memory."""
+        self.state_from = ""
+        """Where they have their state from, and how old that was when training stopped."""
         self.steps_lost = 0
         self.began = self.ordered = self.spawned = self.ready = at
         self.restore_s = 0.0
@@ -76,6 +78,12 @@ class Account:
     def left(self, stage: Phase, at: float) -> None:
         self._seconds[stage] = self._spent(stage) + at - self._entered
         self._entered = at
+
+    def restores(self, what: str, since: float | None) -> None:
+        """Its workers start from a state of this time; None: nobody knows when that was."""
+        stopped = self.origin.cause.at if self.origin else self.began
+        age = "" if since is None else f", {max(0.0, stopped - since):.1f} s old"
+        self.state_from = f"{what}{age}"
 
     def recovered(self, at: float, epoch: int) -> Recovered:
         """Every rank has reported: what the recovery cost. The seconds add up to the time since it
@@ -99,7 +107,7 @@ class Account:
             rendezvous_s=rendezvous,
             restore_s=restore,
             first_step_s=at - self.ready - restore,
-            state_from=f"memory (report {self.snapshot.report})" if self.snapshot else "",
+            state_from=self.state_from,
         )
 
     def _spent(self, stage: Phase) -> float:

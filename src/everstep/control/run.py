@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from everstep.control import commands as c
@@ -55,6 +56,8 @@ class Run:
                 Budget.REPLICAS: settings.max_replica_failures or 0,
             }
         )
+        self.trains_since = 0.0
+        """When all workers last began to train, from what they had restored."""
         self.checkpoints = Checkpoints()
         self.snapshots = Snapshots()
         self.fleet = Fleet(settings, self.do, self.snapshots.host_lost)
@@ -185,6 +188,22 @@ class Run:
         self.cancel_timers(restart)
         self.withdraw(restart)
         self.restarts.remove(restart)
+
+    def worth_of_uploads(self, restart: Restart) -> float:
+        """How long it takes to train again what is being uploaded and nothing else holds: so long, at most,
+        is it worth to wait for it. Without anything else to restore, it is worth any wait.
+        """
+        newest, snapshots = self.checkpoints.newest, self.snapshots
+        if newest is None and snapshots.kept is None:
+            return math.inf
+        uploading = [
+            self.checkpoints.reported_at((self.epoch, g.number, g.generation), index) or 0.0
+            for g in (self.groups[number] for number in restart.groups)
+            for index in g.book.lacking_uploads()
+        ]
+        saved = self.checkpoints.since(newest) if newest is not None else None
+        otherwise = max(self.trains_since, saved or 0.0, snapshots.since or 0.0)
+        return max(0.0, max(uploading, default=0.0) - otherwise)
 
     def uploading_hosts(self, restart: Restart) -> frozenset[HostId]:
         return frozenset(host for g in restart.groups for host in self.uploading(self.groups[g]))

@@ -32,6 +32,8 @@ class Copy(msgspec.Struct, frozen=True):
     host: HostId
     epoch: int
     index: int
+    ranks: int
+    """How many ranks took one together."""
 
 
 class Verdict(NamedTuple):
@@ -50,6 +52,8 @@ class Snapshots:
         """The newest that every rank has."""
         self.places: dict[int, HostId] = {}
         """Whose memory has each rank's share of that."""
+        self.since: float | None = None
+        """When the last rank had it; None: not known."""
         self._members: dict[int, HostId] = {}
         self._holders: dict[At, set[int]] = {}
         """Newer ones, which not every rank has."""
@@ -68,12 +72,12 @@ class Snapshots:
         """The ranks of an earlier driver, and what their hosts have."""
         self.begin(members)
         for copy in copies:
-            if members.get(copy.rank) == copy.host:
+            if members.get(copy.rank) == copy.host and copy.ranks == len(members):
                 self._holders.setdefault(At(copy.epoch, copy.index), set()).add(copy.rank)
         whole = [at for at in self._holders if self._is_whole(at)]
-        return [self._keep(max(whole))] if whole else []
+        return [self._keep(max(whole), None)] if whole else []
 
-    def reported(self, rank: int, at: At, copied: Collection[At]) -> list[Verdict]:
+    def reported(self, rank: int, at: At, copied: Collection[At], now: float) -> list[Verdict]:
         """A rank has come to a report, and has these snapshots of the reports up to it."""
         if rank not in self._members:
             return []
@@ -82,7 +86,7 @@ class Snapshots:
             if self.kept is None or copy > self.kept:
                 self._holders.setdefault(copy, set()).add(rank)
                 if self._is_whole(copy):
-                    verdicts.append(self._keep(copy))
+                    verdicts.append(self._keep(copy, now))
         self._upto[rank] = max(at, self._upto.get(rank, at))
         return verdicts + self._give_up_missed()
 
@@ -96,8 +100,8 @@ class Snapshots:
     def _is_whole(self, at: At) -> bool:
         return len(self._holders[at]) == len(self._members)
 
-    def _keep(self, at: At) -> Verdict:
-        self.kept = at
+    def _keep(self, at: At, now: float | None) -> Verdict:
+        self.kept, self.since = at, now
         self.places = dict(self._members)
         self._holders = {other: ranks for other, ranks in self._holders.items() if other > at}
         return Verdict(tuple(sorted(self._members)), at, at)
@@ -121,5 +125,5 @@ class Snapshots:
 
     def forget(self) -> None:
         """What was kept can't be restored."""
-        self.kept = None
+        self.kept = self.since = None
         self.places = {}

@@ -27,6 +27,7 @@ class Starting:
         generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
         account.rung = restart.find_rung()
         account.snapshot = run.restorable(restart)
+        self._tell_state(restart)
         if restart.full:
             account.steps_lost = self._steps_lost(restart)
             run.begin_epoch()
@@ -51,6 +52,15 @@ class Starting:
             )
         )
         run.do(c.SetTimer(TimerName.START, restart.key, at + run.settings.deadlines.start_s))
+
+    def _tell_state(self, restart: Restart) -> None:
+        """Where its workers have their state from; replica groups that are replaced, from the others."""
+        run, account = self._run, restart.account
+        newest = run.checkpoints.newest
+        if account.snapshot is not None:
+            account.restores(f"memory, report {account.snapshot.report}", run.snapshots.since)
+        elif newest is not None and restart.full:
+            account.restores(f"storage, {newest.folder}", run.checkpoints.since(newest))
 
     def _steps_lost(self, restart: Restart) -> int:
         before, snapshot = restart.before, restart.account.snapshot
@@ -85,6 +95,8 @@ class Starting:
         run.restarts.remove(restart)
         run.trained = True
         restart.account.ready = at
+        if restart.full:
+            run.trains_since = at
         run.stage(restart, Phase.RUNNING, at)
         self._tell_start(restart, at)
         if restart.account.rung is not Rung.FIRST_START:
@@ -105,6 +117,7 @@ class Starting:
                 restart.account.rung,
                 restart.reason,
                 newest.folder if newest else None,
+                restart.account.snapshot is not None,
             )
         )
 

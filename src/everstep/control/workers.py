@@ -42,13 +42,15 @@ class Workers:
         self._run.has_reported = True
         self._recovery.starting.stepped(group, event.rank, event.restore_s)
         self._copied(event)
+        saved = (*event.owed, *(part.index for part in event.parts))
+        self._run.checkpoints.reported((event.epoch, group.number, group.generation), saved, event.at)
         self._run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
 
     def _copied(self, event: e.Reported) -> None:
         snapshots = self._run.snapshots
         before = snapshots.kept
         copied = [At(event.epoch, index) for index in event.copied]
-        self._run.pass_on(snapshots.reported(event.rank, At(event.epoch, event.upto), copied))
+        self._run.pass_on(snapshots.reported(event.rank, At(event.epoch, event.upto), copied, event.at))
         if snapshots.kept != before:
             self._recovery.progressed()
 

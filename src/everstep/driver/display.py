@@ -151,6 +151,7 @@ def describe(record: c.Record) -> str:
             return f"{line}; {_unsaved(record.unsaved)}" if record.unsaved else line
         case c.GroupStarted():
             source = f"from {record.checkpoint}" if record.checkpoint else "from the beginning"
+            source = "from memory" if record.from_memory else source
             slices = f" in {record.num_slices} slices" if record.num_slices > 1 else ""
             return f"epoch {record.epoch}: {record.world_size} workers{slices}, {source} ({record.reason})"
         case c.Recovered():

@@ -108,8 +108,10 @@ class Job:
             self.script,
         )
 
-    def specs(self, start: StartWorkers, engine: Engine) -> dict[HostId, list[wire.WorkerSpec]]:
-        """As workers need it, by host."""
+    def specs(
+        self, start: StartWorkers, engine: Engine, snapshot_every: int
+    ) -> dict[HostId, list[wire.WorkerSpec]]:
+        """As workers need it, by host. ``snapshot_every``: reports from one snapshot to the next."""
         leaders: dict[int, str] = {}
         for a in start.assignments:
             leaders.setdefault(a.slice_id, engine.address(a.host))
@@ -117,12 +119,14 @@ class Job:
         by_host: dict[HostId, list[wire.WorkerSpec]] = {}
         for a in start.assignments:
             member = _member(a, engine, self.scaling, leaders)
-            spec = self._spec(a, generations[a.group_id], member, start)
+            spec = self._spec(a, generations[a.group_id], member, start, snapshot_every)
             by_host.setdefault(a.host, []).append(spec)
         return by_host
 
-    def _spec(self, a: Assignment, generation: int, member: Member, start: StartWorkers) -> wire.WorkerSpec:
-        limits = self.run.deadlines
+    def _spec(
+        self, a: Assignment, generation: int, member: Member, start: StartWorkers, snapshot_every: int
+    ) -> wire.WorkerSpec:
+        limits, memory = self.run.deadlines, self.run.checkpoint_config.memory
         attempt = f"epoch-{start.epoch:04d}" + (f".{generation}" if generation else "")
         return wire.WorkerSpec(
             run_name=self.name,
@@ -147,6 +151,8 @@ class Job:
             storage_limits=Limits.of(limits),
             fingerprint=self.fingerprint,
             snapshot=start.snapshot,
+            snapshot_every=snapshot_every,
+            memory_fraction=memory.host_fraction if memory is not None else 0.0,
         )
 
 

@@ -146,7 +146,7 @@ class Driver:
         await self._lease.mend(self._observer.say)
         repair = Repair(self._run, history, self._deletions, self._write, self._observer.say, self._clock)
         await repair.adopt_manifests()
-        left = await self._take_over()
+        left, remains = await self._take_over()
         if left is None:
             await repair.put_in_order(journal_is_whole=not self._lease.damage)
         self.emit(
@@ -158,6 +158,7 @@ class Driver:
                 spent=tuple(history.spent.items()) if left is not None else (),
                 notices=history.notices_by(self._clock.wall() - self._clock.now()),
                 adopted=left.adopted(history.generations(left.epoch)) if left is not None else None,
+                remains=remains,
             )
         )
         if left is not None:
@@ -216,11 +217,13 @@ class Driver:
 
     # ------------------------------------------------------------------ taking a run over
 
-    async def _take_over(self) -> LeftBehind | None:
-        """Keep what can go on of the workers that an earlier driver left behind."""
+    async def _take_over(self) -> tuple[LeftBehind | None, e.Remains | None]:
+        """Keep what can go on of the workers that an earlier driver left behind, or, if none can, what their
+        hosts have in memory.
+        """
         hosts = self._engine.held()
         if not hosts:
-            return None
+            return None, None
         self._left = left = LeftBehind(hosts, self._lease.history.last_epoch)
         await ask_agents(
             self._engine, left, self._lease.precedence, self._slices, self._limits, self._observer.say
@@ -230,7 +233,7 @@ class Driver:
         history.last_epoch = max(history.last_epoch, left.epoch)
         kept = left.kept_hosts()
         if not kept:
-            return None
+            return None, left.remains(self._slices())
         self.workers.adopt(left.streams(), left.pids(), left.epoch)
         left.outdated = left.fingerprints() != {self._job.fingerprint}
         self._prepared = set() if left.outdated else kept
@@ -244,7 +247,7 @@ class Driver:
                 "code until their next checkpoint, and are restarted with the new one then "
                 f"(after {self._limits.boundary_s:g} s in any case: Deadlines.boundary_s)"
             )
-        return left
+        return left, None
 
     def _slices(self) -> dict[HostId, str]:
         return {view.id: view.slice for view in self.controller.run.fleet.hosts.values()}
@@ -335,7 +338,9 @@ class Driver:
     def _start_workers(self, command: c.StartWorkers) -> None:
         if self.workers.begin(command) and self._lighthouse is not None:
             self._lighthouse.renew()
-        self._spawn(self._start_once_recorded(self._job.specs(command, self._engine)))
+        self._spawn(
+            self._start_once_recorded(self._job.specs(command, self._engine, self.workers.cadence.reports))
+        )
 
     async def _start_once_recorded(self, specs: dict[HostId, list[wire.WorkerSpec]]) -> None:
         """The attempt's number is on record before anything can be named after it. Storage that is away is
@@ -504,6 +509,7 @@ class Driver:
             kept = self._lease.history.checkpoints.get(ready.folder)
             if kept is not None:
                 self._observer.committed(of, ready.index, kept.address(self._run))
+            self._states.saved()
             if self.outcome.stop_at_checkpoint:
                 self._stop(e.StopKind.USER, now=False)
         if self.controller.phase is Phase.RUNNING:
@@ -521,6 +527,7 @@ class Driver:
     def _look_for_states(self) -> None:
         if self.controller.phase is Phase.RUNNING:
             self._states.look(self._clock.now())
+            self.workers.cadence.look()
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self._look_for_states()

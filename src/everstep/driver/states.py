@@ -1,10 +1,20 @@
-"""When the state that workers report is due to be written to storage."""
+"""When the state that workers report is due: to be written to storage, and to be copied into memory."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 
 from everstep.agent import wire
+from everstep.config import MemoryConfig
+
+MAX_STALL = 0.02
+"""Of the time: how long training may wait for snapshots, if nobody says how often they are to be taken."""
+_REPORTS = 32
+"""How many of the last reports tell how fast training is."""
+_CLOSE = 0.25
+"""What differs by less from what is wanted stays as it is: a change holds all ranks up for a moment."""
 
 
 class StatesDue:
@@ -13,15 +23,97 @@ class StatesDue:
     def __init__(self, every_s: float, propose: Callable[[wire.AnyValue], None]) -> None:
         self._every_s = every_s
         self._propose = propose
-        self._since = 0.0
+        self._asked: float | None = None
+        """When it was last proposed."""
+        self._saved: float | None = None
+        """When that was of which it is known that all ranks have written."""
         self._turn = 0
 
     def restart(self, now: float) -> None:
-        """Workers start, from what is in storage or newer."""
-        self._since = now
+        """Workers start. What they were to write before that, and have not, is due again."""
+        if self._saved is None:
+            self._saved = now
+        self._asked = self._saved
+
+    def saved(self) -> None:
+        """A checkpoint is committed."""
+        self._saved = self._asked
 
     def look(self, now: float) -> None:
-        if now - self._since >= self._every_s:
-            self._since = now
+        if self._asked is None or now - self._asked >= self._every_s:
+            self._asked = now
             self._turn += 1
             self._propose(wire.StateDue(self._turn))
+
+
+class SnapshotCadence:
+    """How many reports there are from one snapshot to the next, at all ranks: from what a copy costs, and how
+    fast training is.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryConfig | None,
+        propose: Callable[[wire.AnyValue], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.reports = 0 if memory is None else 1
+        """0: there are no snapshots."""
+        self._every_s = memory.every_s if memory is not None else None
+        self._propose = propose
+        self._say = say
+        self._copies: dict[int, float] = {}
+        """What a copy costs each rank."""
+        self._pace: deque[tuple[float, int, bool]] = deque(maxlen=_REPORTS)
+        """(time, index, whether it was copied) of one rank's last reports."""
+        self._is_told = True
+
+    def restart(self) -> None:
+        """Workers start, and are told."""
+        self._pace.clear()
+        self._is_told = True
+
+    def adopt(self) -> None:
+        """Workers of an earlier driver know what that one has told them."""
+        self._is_told = False
+
+    def reported(self, rank: int, index: int, copy_s: float, now: float) -> None:
+        if not self.reports:
+            return
+        if copy_s:
+            before = self._copies.get(rank, copy_s)
+            self._copies[rank] = (before + copy_s) / 2
+        if rank == 0:
+            self._pace.append((now, index, copy_s > 0))
+
+    def refused(self, rank: int, reason: str) -> None:
+        """A rank's host has no memory for it: what the others have is of no use to anybody."""
+        if self.reports:
+            self._say(
+                f"no snapshots in memory: rank {rank} has no room for them ({reason}). The run goes on with "
+                "storage alone. Give the host more memory, run fewer workers on it, or raise "
+                "MemoryConfig.host_fraction"
+            )
+            self._change(0)
+
+    def look(self) -> None:
+        """Propose another cadence if this one is far from what is wanted."""
+        if not self.reports or not self._copies or len(self._pace) < 2:
+            return
+        wanted = self._wanted()
+        if not self._is_told or abs(wanted - self.reports) > _CLOSE * self.reports:
+            self._change(wanted)
+
+    def _wanted(self) -> int:
+        (began, first, before), (ended, last, _) = self._pace[0], self._pace[-1]
+        copy_s = max(self._copies.values())
+        # A report is heard of after its copy: what the first one cost was before that.
+        copies = sum(copied for _, _, copied in self._pace) - before
+        step_s = max(1e-6, (ended - began - copies * copy_s) / max(1, last - first))
+        if self._every_s is not None:
+            return max(1, round(self._every_s / step_s))
+        return max(1, math.ceil(copy_s * (1 / MAX_STALL - 1) / step_s))
+
+    def _change(self, reports: int) -> None:
+        self.reports, self._is_told = reports, True
+        self._propose(wire.SnapshotEvery(reports))

@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.agent import wire
 from everstep.control.deadlines import Deadlines
-from everstep.control.events import Adopted
+from everstep.control.events import Adopted, Remains
 from everstep.control.snapshots import Copy
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
@@ -144,6 +144,18 @@ class LeftBehind:
             tuple(self._copies),
         )
 
+    def remains(self, slice_of: Mapping[HostId, SliceName]) -> Remains | None:
+        """What can be restored from the memory of these hosts although no worker is kept: only if each has
+        said what it has, and nobody else's hosts share their slices.
+        """
+        if self._kept() or self._untold or self.stopping or not self._copies:
+            return None
+        slices = {slice_of[host] for host in self.hosts if host in slice_of}
+        if {host for host, name in slice_of.items() if name in slices} != {*self.hosts}:
+            return None
+        places = tuple((held.spec.member.rank, host) for host, held in self._current())
+        return Remains(tuple(sorted(slices)), places, tuple(self._copies))
+
     def _kept(self) -> list[tuple[HostId, wire.Held]]:
         return [entry for entry in self._current() if entry[1].spec.assignment.group_id not in self._broken]
 
@@ -213,6 +225,7 @@ async def ask_agents(
             left.stopping.add((host, generation))
             engine.send(host, wire.Stop(lease, left.epoch, generation, ranks, 0.0))
         await left.wait(left.stopped, limits.kill_s)
-    for host in left.hosts:
-        if host not in left.kept_hosts():
-            engine.unclaim(host)
+    if left.remains(slices()) is None:
+        for host in left.hosts:
+            if host not in left.kept_hosts():
+                engine.unclaim(host)

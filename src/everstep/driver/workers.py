@@ -26,6 +26,7 @@ from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.questions import CheckpointQuestions
 from everstep.driver.registry import LiveWorker
 from everstep.driver.rows import Rows
+from everstep.driver.states import SnapshotCadence
 from everstep.driver.streams import Key, Stream
 from everstep.engine.base import Engine
 from everstep.topology.slices import HostId
@@ -60,6 +61,10 @@ class Workers:
         self.rows = Rows(write)
         self.results = Results()
         self.talk = Talk(self.tell, lease, clock)
+        grouped = job.scaling.replica_group_size is not None
+        # With replica groups, a group that is replaced takes its state from the others.
+        memory = None if grouped else job.run.checkpoint_config.memory
+        self.cadence = SnapshotCadence(memory, self.talk.agreement.propose, observer.say)
         self.questions = CheckpointQuestions(
             self.tell, controller, history, job.store, job.run.checkpoint_config, clock
         )
@@ -85,6 +90,7 @@ class Workers:
             self.pids.pop(key[2], None)
             self.questions.forget(key[2])
         alone = not self.streams
+        self.cadence.restart()
         if alone:
             self.rows.restart()
             self.talk.agreement.restart(command.epoch, {})
@@ -100,6 +106,7 @@ class Workers:
     def adopt(self, streams: dict[Key, Stream], pids: dict[int, int], epoch: int) -> None:
         """Workers of an earlier driver."""
         self.streams, self.pids = streams, pids
+        self.cadence.adopt()
         self.rows.recall(self._history.reports(epoch))
         groups: dict[int, list[int]] = {}
         for stream in streams.values():
@@ -211,6 +218,7 @@ class Workers:
                     owed.append(word.index)
                 if word.copied:
                     copied.append(word.index)
+                self.cadence.reported(stream.assignment.rank, word.index, word.copy_s, self._clock.now())
                 self._add_row(key, stream, word)
                 continue
             if isinstance(word, wire.PartDone):
@@ -280,6 +288,8 @@ class Workers:
                 self._emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
             case wire.PartFailed():
                 self._upload_failed(key, word.index, word.reason)
+            case wire.NoMemory():
+                self.cadence.refused(rank, word.reason)
             case wire.Ask():
                 if word.turn:
                     self.talk.meetings[stream.assignment.group_id].ask(rank, word)

@@ -1,77 +1,105 @@
 """A rank's snapshots: taken into slots, and kept there for as long as somebody may need them.
 
-Slots of the host's memory outlive this process. One of them holds the snapshot that every rank has; another
-one that this rank has taken since, and of which it isn't known yet whether every rank has it. Neither is
-written over. Besides, a slot stays as it is while it is being uploaded.
+Slots lie in memory of the host, which outlives this process. One of them holds the snapshot that every rank
+has; another one that this rank has taken since, and of which it isn't known yet whether every rank has it.
+Neither is written over. Besides, a slot stays as it is while it is being written to storage.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from everstep.control.snapshots import At
 from everstep.errors import ConfigError
 from everstep.snapshots.content import Content, by_file, digest
-from everstep.snapshots.layout import SHARED_FILE, Index, Layout, Shard, index_file
-from everstep.snapshots.segments import Segment, Slot
-
-logger = logging.getLogger("everstep")
+from everstep.snapshots.layout import Index, Layout, Shard
+from everstep.snapshots.segments import Slot
+from everstep.storage.checkpoints import Share
 
 FEWEST = 2
 """Slots without which there is no snapshot that all ranks have at every instant."""
 
 
 class HostMemory(Protocol):
-    """Slots that outlive this process, from whoever owns them."""
+    """Slots that outlive this process, from whoever owns them, and who writes what is in them to storage.
+
+    Used from the training function's thread only.
+    """
 
     @property
     def refused(self) -> str:
-        """Why the last slot that was asked for could not be had."""
+        """Why the last slots that were asked for could not be had."""
         ...
 
     def old_slots(self) -> list[tuple[int, Slot]]:
         """(number, slot) of those that this rank had before."""
         ...
 
-    def new_slot(self, sizes: dict[str, int]) -> tuple[int, Slot] | None: ...
+    def new_slots(self, sizes: dict[str, int], count: int, *, needed: bool) -> list[tuple[int, Slot]]:
+        """So many, or none. ``needed``: without them nothing can be saved at all, so they are given in any
+        case.
+        """
+        ...
 
     def drop(self, number: int) -> None: ...
 
+    def store(self, number: int, share: Share, *, held: bool) -> None:
+        """Write a slot to storage, in the background. ``held``: training waits for that."""
+        ...
+
+    def storing(self) -> Collection[int]:
+        """Slots that are being written to storage now."""
+        ...
+
+    def wait(self) -> None:
+        """Until one of these has been, if there are any."""
+        ...
+
+
+class Taken(NamedTuple):
+    """A snapshot that was just taken."""
+
+    number: int
+    """Of its slot."""
+    at: At
+    remembered: bool
+    """It stays until another one is whole."""
+
 
 class Keeper:
-    """Used from the training function's thread, from the one that listens, and from the one that uploads."""
+    """Used from the training function's thread, and from the one that listens."""
 
-    def __init__(self, rank: int, world_size: int, memory: HostMemory | None, kept: At | None) -> None:
+    def __init__(self, rank: int, world_size: int, memory: HostMemory, kept: At | None) -> None:
         """``kept``: the snapshot that this rank starts from."""
         self._rank = rank
         self._world_size = world_size
         self._memory = memory
         self._slots: dict[int, Slot] | None = None
-        """Those in the host's memory, by number; None: not asked for yet."""
-        self._reading: list[Slot] = []
+        """By number; None: not asked for yet."""
         self._kept = kept
         self._open: At | None = None
         """The one that this rank has taken, and of which it isn't known what becomes of it."""
         self._undriven = False
         self._changed = threading.Condition()
+        self._has_room = True
+        self.refused = ""
+        """Why the host's memory has no room for snapshots of this rank."""
         self._shape: dict[str, Shard] | None = None
         self._layouts: dict[str, Layout] = {}
 
     # ------------------------------------------------------------------ what is kept
 
     def find(self, at: At) -> Slot | None:
-        """The snapshot of this rank that was taken then, if it is in the host's memory."""
+        """The snapshot of this rank that was taken then, if it is there."""
         return next(
             (slot for slot in self._own().values() if slot.label is not None and slot.label.at == at), None
         )
 
     def _own(self) -> dict[int, Slot]:
         if self._slots is None:
-            self._slots = dict(self._memory.old_slots()) if self._memory is not None else {}
+            self._slots = dict(self._memory.old_slots())
         return self._slots
 
     def settled(self, kept: At | None, upto: At) -> None:
@@ -89,10 +117,10 @@ class Keeper:
             self._changed.notify_all()
 
     def remembers(self, limit_s: float) -> bool:
-        """Whether the next snapshot can go into the host's memory. Waits until it is known what becomes of
+        """Whether the next snapshot can stay in the host's memory. Waits until it is known what becomes of
         the one before.
         """
-        if self._memory is None:
+        if not self._has_room:
             return False
         with self._changed:
             if not self._changed.wait_for(lambda: self._open is None or self._undriven, limit_s):
@@ -103,16 +131,26 @@ class Keeper:
                 )
             return self._open is None
 
+    def forgo(self) -> None:
+        """Keep no snapshot but what is being written to storage."""
+        self._has_room = False
+        with self._changed:
+            self._kept = self._open = None
+        self._drop(lambda slot: True)
+
     # ------------------------------------------------------------------ taking one
 
-    def take(self, content: Content, at: At, step: int, places: Mapping[str, Any], *, remember: bool) -> Slot:
-        """Copy a state into a slot, for somebody to read: ``release`` it after that. It is in the host's
-        memory if that was to be (``remember``) and there is room.
+    def take(
+        self, content: Content, at: At, step: int, places: Mapping[str, Any], *, remember: bool
+    ) -> Taken | None:
+        """Copy a state into a slot. ``remember``: only if it can stay there; else it is for ``store``, and
+        goes after that.
         """
         self._check_shape(content.shards)
-        slot = self._free() if remember else None
-        if slot is None:
-            slot = Slot.create("state", self._sizes)
+        number = self._free(remember)
+        if number is None:
+            return None
+        slot = self._own()[number]
         slot.clear()
         for name, layout in self._layouts.items():
             memory = slot.files[name].map()
@@ -120,80 +158,63 @@ class Keeper:
             content.copy_to(name, memory, layout.starts)
         index = Index(step, self._rank, self._world_size, content.tree, dict(content.shards), dict(places))
         notes = index.encoded()
-        slot.finish(at, notes, digest(content.sums, slot, notes))
-        with self._changed:
-            self._reading.append(slot)
-            if self.is_remembered(slot):
+        slot.finish(at, self._world_size, notes, digest(content.sums, slot, notes))
+        if remember:
+            with self._changed:
                 self._open = at
-        return slot
+        return Taken(number, at, remember)
 
-    def is_remembered(self, slot: Slot) -> bool:
-        return slot in self._own().values()
+    def store(self, taken: Taken, share: Share, *, held: bool) -> None:
+        """Write it to storage, in the background."""
+        self._memory.store(taken.number, share, held=held)
 
-    def read_again(self, slot: Slot) -> None:
-        with self._changed:
-            self._reading.append(slot)
+    def has(self, taken: Taken) -> bool:
+        """Whether its slot still holds it."""
+        slot = self._own().get(taken.number)
+        return slot is not None and slot.label is not None and slot.label.at == taken.at
 
-    def release(self, slot: Slot) -> None:
-        with self._changed:
-            self._reading.remove(slot)
-            if slot not in self._reading and not self.is_remembered(slot):
-                slot.close()
-            self._changed.notify_all()
+    def wait_for_storage(self) -> None:
+        """Until all that was to be written is, or can't be."""
+        while self._memory.storing():
+            self._memory.wait()
 
     @property
     def _sizes(self) -> dict[str, int]:
         return {name: layout.size for name, layout in self._layouts.items()}
 
-    def _free(self) -> Slot | None:
-        """A slot of the host's memory that nobody needs; None: it has no room."""
-        assert self._memory is not None
+    def _free(self, remember: bool) -> int | None:
+        """A slot that nobody needs; None: there is no room for it."""
         own = self._own()
-        self._drop_misfits(own)
-        with self._changed:
-            slot = self._unneeded(own)
-            if slot is not None:
-                return slot
-            given = self._memory.new_slot(self._sizes)
-            if given is not None:
-                own[given[0]] = given[1]
-                return given[1]
-            if len(own) < FEWEST:
-                self._give_up()
+        self._drop(lambda slot: {name: file.size for name, file in slot.files.items()} != self._sizes)
+        while True:
+            storing = self._memory.storing()
+            for number, slot in own.items():
+                if number not in storing and not self._is_needed(slot):
+                    return number
+            # The first time all that are needed, so that it is known at once whether there is room.
+            count = max(1, FEWEST - len(own)) if remember else 1
+            own.update(self._memory.new_slots(self._sizes, count, needed=not remember))
+            if remember and len(own) < FEWEST:
+                self.refused = self._memory.refused
+                self.forgo()
                 return None
-            # What is being uploaded is in the way, and there is no room to go round it.
-            self._changed.wait_for(lambda: self._unneeded(own) is not None)
-            return self._unneeded(own)
-
-    def _unneeded(self, own: Mapping[int, Slot]) -> Slot | None:
-        return next((slot for slot in own.values() if not self._is_needed(slot)), None)
+            if all(number in storing or self._is_needed(slot) for number, slot in own.items()):
+                # What is being written is in the way, and there is no room to go round it.
+                self._memory.wait()
 
     def _is_needed(self, slot: Slot) -> bool:
         label = slot.label
-        is_kept = label is not None and self._kept is not None and label.at == self._kept
-        return is_kept or slot in self._reading
+        with self._changed:
+            return label is not None and label.at in (self._kept, self._open)
 
-    def _drop_misfits(self, own: dict[int, Slot]) -> None:
-        """Slots of another state than this one: of code that has changed."""
-        assert self._memory is not None
+    def _drop(self, is_superfluous: Callable[[Slot], bool]) -> None:
+        """Give back slots that nobody needs: of another state than this one, say of code that has changed."""
+        own, storing = self._own(), self._memory.storing()
         for number, slot in list(own.items()):
-            sizes = {name: segment.size for name, segment in slot.files.items()}
-            if sizes != self._sizes and not self._is_needed(slot):
+            if number not in storing and not self._is_needed(slot) and is_superfluous(slot):
                 del own[number]
                 self._memory.drop(number)
                 slot.close()
-
-    def _give_up(self) -> None:
-        assert self._memory is not None
-        logger.warning(
-            "rank %d keeps no snapshots in memory: there is no room for %s. The run goes on with storage "
-            "alone: give the host more memory, or run fewer workers on it",
-            self._rank,
-            self._memory.refused,
-        )
-        for number in [*self._own()]:
-            self._memory.drop(number)
-        self._memory, self._slots = None, {}
 
     def _check_shape(self, shards: Mapping[str, Shard]) -> None:
         if self._shape is None:
@@ -217,14 +238,3 @@ def _changed_shape(before: Mapping[str, Shard], now: Mapping[str, Shard]) -> Con
 
 def _as_text(shard: Shard | None) -> str:
     return "not there" if shard is None else f"{shard.dtype} {list(shard.global_shape)}"
-
-
-def files_of(slot: Slot, rank: int, *, with_shared: bool) -> tuple[dict[str, Path], Segment]:
-    """What a rank uploads of a snapshot, by name: plain files. The segment holds the index, and is to be
-    closed after that.
-    """
-    index = Segment.create("index")
-    index.resize(len(slot.notes))
-    index.map()[:] = slot.notes
-    files = {name: s.path for name, s in slot.files.items() if with_shared or name != SHARED_FILE}
-    return {index_file(rank): index.path, **files}, index

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
-from everstep.control.reports import Part
 from everstep.control.snapshots import At
 from everstep.errors import ConfigError, LostSnapshotError
 from everstep.snapshots.content import InMemory, Restorable, digest
-from everstep.snapshots.keeper import HostMemory, Keeper, files_of
+from everstep.snapshots.keeper import HostMemory, Keeper, Taken
 from everstep.snapshots.layout import Index, check_same, tree_of
 from everstep.snapshots.segments import Slot
-from everstep.storage.checkpoints import Share, upload_files
-from everstep.storage.store import Store
+from everstep.storage.checkpoints import Share
 
 
 class ReportedState:
@@ -22,16 +21,13 @@ class ReportedState:
         epoch: int,
         rank: int,
         world_size: int,
-        memory: HostMemory | None,
+        memory: HostMemory,
         snapshot: At | None,
         places: Callable[[], dict[str, Any]],
         first_of: Callable[[bytes], bytes],
-        *,
-        shares: bool,
     ) -> None:
         """``snapshot``: what this rank starts from, in its host's memory. ``places``: where it is in its data
-        sets. ``first_of``: what the first rank gives, at all of them. ``shares``: this one writes what is the
-        same at all ranks.
+        sets. ``first_of``: what the first rank gives, at all of them.
         """
         self._epoch = epoch
         self._rank = rank
@@ -39,13 +35,14 @@ class ReportedState:
         self._places = places
         self._first_of = first_of
         self._is_checked = False
-        self._shares = shares
         self.keeper = Keeper(rank, world_size, memory, snapshot)
         self._turn = 0
         self._latest: tuple[Restorable, int] | None = None
         """What was reported last, until it is on its way to storage."""
-        self._newest: Slot | None = None
+        self._newest: Taken | None = None
         """The snapshot of that, if there is one."""
+        self.copy_s = 0.0
+        """How long the last one took."""
 
     # ------------------------------------------------------------------ restoring
 
@@ -79,10 +76,10 @@ class ReportedState:
     # ------------------------------------------------------------------ reporting
 
     def report(
-        self, state: Restorable, index: int, step: int | None, *, due: bool, limit_s: float
-    ) -> Slot | None:
-        """Take a snapshot, if the host's memory can have it or one is due to be written. It is to be
-        released, or uploaded.
+        self, state: Restorable, index: int, step: int | None, *, every: int, due: bool, limit_s: float
+    ) -> Taken | None:
+        """Take a snapshot, if it is its turn (with ``every`` so-many-th report, 0: none) and the host's
+        memory can have it, or one is due to be written.
         """
         at = At(self._epoch, index)
         number = _checked(state, step)
@@ -90,42 +87,39 @@ class ReportedState:
             self._is_checked = True
             mine = tree_of(state.capture().shards)
             check_same(self._rank, mine, self._first_of(mine))
-        remember = self.keeper.remembers(limit_s)
         self._latest, self._newest = (state, number), None
-        if remember or due:
-            content = state.capture()
-            self._newest = self.keeper.take(content, at, number, self._places(), remember=remember)
+        began = time.monotonic()
+        if not every:
+            self.keeper.forgo()
+        elif (due or index % every == 0) and self.keeper.remembers(limit_s):
+            began = time.monotonic()
+            self._newest = self._take(state, at, number, remember=True)
+        if due and self._newest is None:
+            self._newest = self._take(state, at, number, remember=False)
+        self.copy_s = time.monotonic() - began
         return self._newest
+
+    def _take(self, state: Restorable, at: At, step: int, *, remember: bool) -> Taken | None:
+        return self.keeper.take(state.capture(), at, step, self._places(), remember=remember)
 
     def is_due(self, turn: int) -> bool:
         """Whether a turn to write has come that has not been taken."""
         due, self._turn = turn != self._turn, turn
         return due
 
-    def unsaved(self, index: int) -> Slot | None:
-        """A snapshot of what was reported last, to be uploaded, if it isn't on its way to storage."""
+    def unsaved(self, index: int) -> Taken | None:
+        """A snapshot of what was reported last, if it isn't on its way to storage."""
         if self._latest is None:
             return None
-        if self._newest is None or not self.keeper.is_remembered(self._newest):
-            state, step = self._latest
-            return self.keeper.take(
-                state.capture(), At(self._epoch, index), step, self._places(), remember=False
-            )
-        self.keeper.read_again(self._newest)
-        return self._newest
+        if self._newest is not None and self.keeper.has(self._newest):
+            return self._newest
+        state, step = self._latest
+        return self._take(state, At(self._epoch, index), step, remember=False)
 
-    def saving(self) -> None:
-        """What was reported last is on its way to storage."""
+    def store(self, taken: Taken, share: Share, *, held: bool) -> None:
+        """Write what was reported last to storage, in the background."""
         self._latest = self._newest = None
-
-    def upload(self, run: Store, share: Share, slot: Slot) -> Part:
-        """This rank's files of a snapshot, straight from memory."""
-        files, index = files_of(slot, self._rank, with_shared=self._shares)
-        try:
-            return upload_files(run, share, files)
-        finally:
-            index.close()
-            self.keeper.release(slot)
+        self.keeper.store(taken, share, held=held)
 
 
 def _checked(state: Restorable, step: int | None) -> int:

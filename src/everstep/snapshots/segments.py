@@ -18,8 +18,8 @@ import msgspec
 
 from everstep.control.snapshots import At
 
-_LABEL = struct.Struct("<8sQQQQ32s")
-_MAGIC = b"everstp1"
+_LABEL = struct.Struct("<8sQQQQQ32s")
+_MAGIC = b"everstp2"
 _WHOLE = 1
 
 
@@ -79,6 +79,8 @@ class Label(msgspec.Struct, frozen=True):
     epoch: int
     index: int
     """The report that it was taken in."""
+    ranks: int
+    """How many ranks took one together."""
     notes: int
     """How many bytes of notes there are."""
     digest: bytes
@@ -120,8 +122,8 @@ class Slot:
     @property
     def label(self) -> Label | None:
         """The snapshot that is here; None: none is, or not all of one."""
-        magic, state, epoch, index, notes, digest = _LABEL.unpack_from(self._notes.map())
-        return Label(epoch, index, notes, digest) if (magic, state) == (_MAGIC, _WHOLE) else None
+        magic, state, epoch, index, ranks, notes, digest = _LABEL.unpack_from(self._notes.map())
+        return Label(epoch, index, ranks, notes, digest) if (magic, state) == (_MAGIC, _WHOLE) else None
 
     @property
     def notes(self) -> bytes:
@@ -131,16 +133,16 @@ class Slot:
 
     def clear(self) -> None:
         """What is here is no snapshot any more: it is about to be written over."""
-        _LABEL.pack_into(self._notes.map(), 0, _MAGIC, 0, 0, 0, 0, b"")
+        _LABEL.pack_into(self._notes.map(), 0, _MAGIC, 0, 0, 0, 0, 0, b"")
 
-    def finish(self, at: At, notes: bytes, digest: bytes) -> None:
+    def finish(self, at: At, ranks: int, notes: bytes, digest: bytes) -> None:
         """The files are written: from here on this is a snapshot."""
         if self._notes.size < _LABEL.size + len(notes):
             self._notes.resize(2 * (_LABEL.size + len(notes)))
         memory = self._notes.map()
         memory[_LABEL.size : _LABEL.size + len(notes)] = notes
-        _LABEL.pack_into(memory, 0, _MAGIC, 0, *at, len(notes), digest)
-        _LABEL.pack_into(memory, 0, _MAGIC, _WHOLE, *at, len(notes), digest)
+        _LABEL.pack_into(memory, 0, _MAGIC, 0, *at, ranks, len(notes), digest)
+        _LABEL.pack_into(memory, 0, _MAGIC, _WHOLE, *at, ranks, len(notes), digest)
 
     def close(self) -> None:
         for segment in (self._notes, *self.files.values()):

@@ -204,7 +204,8 @@ class Drivers:
         self.world.driver += 1
         self._ahead += self.world.scenario.clock_apart
         adopted = self._adoptable()
-        kept = {a.slice for a in adopted.assignments} if adopted else set()
+        remains = self._remains() if adopted is None else None
+        kept = {a.slice for a in adopted.assignments} if adopted else set(remains.slices if remains else ())
         for s in self.world.slices.values():
             if s.holder == "us" and s.name not in kept:
                 self.world.release(c.Release((s.name,)))
@@ -223,6 +224,7 @@ class Drivers:
                 spent=tuple(self._spent.items()),
                 notices=tuple(self._notices.values()),
                 adopted=adopted,
+                remains=remains,
             )
         )
         self.world.repeat_notices()
@@ -254,6 +256,26 @@ class Drivers:
         outdated = self.world.chance(self.world.scenario.new_code)
         copies = tuple(copy for place in found for copy in self.world.memory.copies(place))
         return e.Adopted(self._last_epoch, found, tuple(sorted(generations.items())), outdated, copies)
+
+    def _remains(self) -> e.Remains | None:
+        """What the hosts of the last workers have in memory, if all of them answer and have ended these."""
+        world = self.world
+        places = self.started[-1].assignments if self.started else ()
+        hosts = {a.host: world.hosts[a.host] for a in places}
+        slices = {a.slice: world.slices[a.slice] for a in places}
+        if (
+            not (world.scenario.snapshots and places)
+            or any(s.holder != "us" or len({*s.hosts} - {*hosts.values()}) for s in slices.values())
+            or any(not h.listed or not h.agent or h.frozen or h.stuck for h in hosts.values())
+        ):
+            return None
+        for worker in [worker for host in hosts.values() for worker in host.workers]:
+            world.processes.end(worker)
+        return e.Remains(
+            tuple(sorted(slices)),
+            tuple((a.rank, a.host) for a in places),
+            tuple(copy for a in places for copy in world.memory.copies(a)),
+        )
 
     def _is_kept(self, place: Assignment, generation: int) -> bool:
         host = self.world.hosts[place.host]

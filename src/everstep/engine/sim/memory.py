@@ -54,7 +54,7 @@ class Memory:
 
     def copies(self, place: Assignment) -> list[Copy]:
         slots = self._slots.get((place.host, place.rank), [])
-        return [Copy(place.rank, place.host, *held.at) for held in slots if held is not None]
+        return [Copy(place.rank, place.host, *held.at, held.ranks) for held in slots if held is not None]
 
     def newest_whole(self, places: tuple[Assignment, ...]) -> At | None:
         """The newest that all of these have where they are."""

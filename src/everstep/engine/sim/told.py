@@ -30,7 +30,8 @@ class Told:
                 self._lose(event.host)
             case e.RunOpened():
                 places = event.adopted.assignments if event.adopted is not None else ()
-                self.taken = {place.slice: 0 for place in places}
+                remains = event.remains.slices if event.remains is not None else ()
+                self.taken = dict.fromkeys((*(place.slice for place in places), *remains), 0)
             case e.ReservationFailed():
                 self.taken = {name: n for name, n in self.taken.items() if n != event.reservation}
             case _:
