@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.control import commands as c, events as e, fleet, hangs, placing, watch
 from everstep.control.budgets import Backoff
+from everstep.control.checkpoints import Checkpoints
 from everstep.control.commands import Outcome
 from everstep.control.controller import Controller
 from everstep.control.deadlines import Deadlines
@@ -186,6 +187,11 @@ def _attempts_mixed(self: Snapshots, members: Mapping[int, HostId]) -> At | None
     return kept
 
 
+def _memory_first(self: Checkpoints, snapshot: At) -> bool:
+    """What is in memory is restored, however long nobody has copied anything there."""
+    return False
+
+
 _reported = Snapshots.reported
 _begin = Snapshots.begin
 
@@ -305,6 +311,13 @@ PLANTS = {
             (HangWatch,),
             "_trains",
             _watch_the_first,
+        ),
+        Plant(
+            "memory-first",
+            "a snapshot is restored that is older than a committed checkpoint",
+            (Checkpoints,),
+            "holds_newer",
+            _memory_first,
         ),
         Plant(
             "sparse-ranks",
