@@ -32,7 +32,7 @@ from everstep.errors import ConfigError, RefusedError, StorageError, TooLargeErr
 from everstep.refusals import TuneContext
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.keeper import HostMemory
-from everstep.snapshots.layout import Index, rank_of_index
+from everstep.snapshots.layout import Index, holds_state, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.segments import Slot
 from everstep.storage import checkpoints as store, restore, snapshots
@@ -561,7 +561,7 @@ def _places_in(index: bytes) -> bytes:
 
 def _has_state(checkpoint: Checkpoint) -> bool:
     manifest = store.manifest_of(checkpoint._store())
-    return manifest is not None and any(rank_of_index(file.path) is not None for file in manifest.files)
+    return manifest is not None and holds_state(file.path for file in manifest.files)
 
 
 class RestoredCheckpoint(Checkpoint):

@@ -36,6 +36,8 @@ class Hands:
         self.said: list[c.Command] = []
         """All commands since the last ``forget``."""
         self.silent: set[type[c.Command]] = set()
+        self.saves_state = False
+        """Checkpoints hold the training state, and not what the function made itself."""
         self.timers: dict[tuple[e.TimerName, int], float] = {}
         self.places: dict[int, Assignment] = {}
         self.generations: dict[int, int] = {}
@@ -80,7 +82,9 @@ class Hands:
             case c.StopWorkers():
                 self.gone(command)
             case c.CommitCheckpoint():
-                self.tell(e.CheckpointCommitted(at=0.0, folder=command.checkpoint.folder))
+                self.tell(
+                    e.CheckpointCommitted(at=0.0, folder=command.checkpoint.folder, state=self.saves_state)
+                )
 
     def pass_time(self, seconds: float) -> None:
         """Time goes on, and timers fire."""

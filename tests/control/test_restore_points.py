@@ -35,6 +35,28 @@ def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
     assert (recovered.steps_lost, recovered.state_from) == (1, "memory (report 2)")
 
 
+def test_a_newer_state_in_storage_is_restored_rather_than_a_snapshot() -> None:
+    hands = two()
+    hands.saves_state = True
+    copy(hands, 1)
+    hands.checkpoint(2)
+    hands.fail(0)
+    start = hands.last(c.StartWorkers)
+    assert (start.snapshot, start.checkpoint) == (None, "e1-g0-k2")
+    hands.fail(1, Kind.START)
+    hands.pass_time(10.0)
+    assert hands.last(c.StartWorkers).snapshot is None, "it is let go"
+
+
+def test_what_the_function_saved_itself_does_not_take_the_place_of_a_snapshot() -> None:
+    hands = two()
+    copy(hands, 1)
+    hands.checkpoint(2)
+    hands.fail(0)
+    start = hands.last(c.StartWorkers)
+    assert (start.snapshot, start.checkpoint) == (At(1, 1), "e1-g0-k2")
+
+
 def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
     hands = two()
     copy(hands, 1)

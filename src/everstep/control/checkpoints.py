@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from everstep.control.events import CheckpointRef
+from everstep.control.snapshots import At
 
 
 class Checkpoints:
@@ -27,7 +28,7 @@ class Checkpoints:
         self._highest: dict[tuple[int, int, int], int] = {}
         for ref in committed:
             self.begin(ref)
-            self.committed(ref.folder)
+            self.committed(ref.folder, ref.state)
         for ref in let_go:
             self._last_order = max(self._last_order, ref.order)
             self._highest[_incarnation(ref)] = max(ref.index, self.highest(*_incarnation(ref)))
@@ -39,12 +40,17 @@ class Checkpoints:
         self._committing[ref.folder] = ref
         return ref
 
-    def committed(self, folder: str) -> CheckpointRef | None:
-        """The answer to a commit of ours; None if there was none."""
+    def committed(self, folder: str, state: bool = False) -> CheckpointRef | None:
+        """The answer to a commit of ours; None if there was none. ``state``: what it turned out to hold."""
         ref = self._committing.pop(folder, None)
         if ref is not None:
+            ref = msgspec.structs.replace(ref, state=state)
             self._add(ref)
         return ref
+
+    def holds_newer(self, snapshot: At) -> bool:
+        """Whether a training state is committed that is further than this one."""
+        return any(ref.state and (ref.epoch, ref.index) > snapshot for ref in self._kept.values())
 
     def failed(self, folder: str) -> bool:
         return self._committing.pop(folder, None) is not None

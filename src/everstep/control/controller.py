@@ -346,7 +346,7 @@ class Controller:
     def _checkpoint_committed(self, event: e.CheckpointCommitted) -> None:
         run, at = self.run, event.at
         held = run.is_held(event.folder)
-        ref = run.checkpoints.committed(event.folder)
+        ref = run.checkpoints.committed(event.folder, event.state)
         if ref is None:
             return
         run.do(c.CheckpointKept(at, ref.folder, ref.epoch, ref.index, ref.group, ref.generation))

@@ -34,6 +34,8 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     generation: int = 0
     order: int = 0
     """The how-many-th of the run to be complete; commits may end in another order. 0: not told."""
+    state: bool = False
+    """It holds the training state, as snapshots do, and not what the training function made itself."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -204,6 +206,8 @@ class WorkersGone(Event, frozen=True, kw_only=True):
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):
     folder: str
+    state: bool = False
+    """It holds the training state, as snapshots do."""
 
 
 class CheckpointDamaged(Event, frozen=True, kw_only=True):

@@ -138,12 +138,16 @@ class Run:
             self.do(c.KeepSnapshot(self.epoch, ranks, kept, upto))
 
     def restorable(self, restart: Restart) -> At | None:
-        """What every worker of this start can restore from memory. Replica groups have none: a group that is
-        replaced takes its state from the others.
+        """What every worker of this start restores from memory: nothing, if storage has a newer state.
+        Replica groups have none: a group that is replaced takes its state from the others.
         """
         if self.settings.group_size is not None:
             return None
-        return self.snapshots.begin({a.rank: a.host for a in restart.assignments})
+        kept = self.snapshots.begin({a.rank: a.host for a in restart.assignments})
+        if kept is not None and self.checkpoints.holds_newer(kept):
+            self.snapshots.forget()
+            return None
+        return kept
 
     # ------------------------------------------------------------------ restarts
 

@@ -22,6 +22,7 @@ from everstep.driver.deletions import Deletions
 from everstep.driver.history import History, to_delete
 from everstep.driver.scores import Scores
 from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageError
+from everstep.snapshots.layout import holds_state
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -69,6 +70,7 @@ class Commits:
             )
             self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
+        state = holds_state(file.path for file in manifest.files)
         self._write(
             records.Committed(
                 self._clock.now(),
@@ -80,10 +82,11 @@ class Commits:
                 command.group,
                 command.generation,
                 command.order,
+                state,
             )
         )
         self._scores.look(self._history.checkpoints[ready.folder])
-        self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder))
+        self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder, state=state))
         self.retain()
         return True
 

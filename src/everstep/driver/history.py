@@ -54,6 +54,7 @@ class Kept:
             ref.group,
             ref.generation,
             ref.order,
+            ref.state,
         )
 
 
@@ -119,7 +120,13 @@ class History:
                 self.spent = self._spent_before
             case records.Committed():
                 ref = CheckpointRef(
-                    record.folder, record.epoch, record.index, record.group, record.generation, record.order
+                    record.folder,
+                    record.epoch,
+                    record.index,
+                    record.group,
+                    record.generation,
+                    record.order,
+                    record.state,
                 )
                 self.checkpoints[record.folder] = Kept(
                     ref, msgspec.msgpack.decode(record.metrics), record.external

@@ -98,6 +98,8 @@ class Committed(Entry, frozen=True):
     group: int = 0
     generation: int = 0
     order: int = 0
+    state: bool = False
+    """It holds the training state, in files that Everstep made."""
 
 
 class Deleted(Entry, frozen=True):

@@ -17,6 +17,7 @@ from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import History
 from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.snapshots.layout import holds_state
 from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
@@ -178,6 +179,7 @@ class Repair:
                 manifest.group,
                 manifest.generation,
                 manifest.order,
+                holds_state(file.path for file in manifest.files),
             )
         )
 

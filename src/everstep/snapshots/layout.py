@@ -93,6 +93,11 @@ def rank_of_index(path: str) -> int | None:
     return int(number) if number.isdigit() and path == index_file(int(number)) else None
 
 
+def holds_state(paths: Iterable[str]) -> bool:
+    """Whether a checkpoint of these files is one of the training state."""
+    return any(rank_of_index(path) is not None for path in paths)
+
+
 def tree_of(shards: Mapping[str, Shard]) -> bytes:
     """What all ranks have in common of a state: the names, types and global shapes of its tensors."""
     return json.dumps({n: f"{s.dtype} {list(s.global_shape)}" for n, s in sorted(shards.items())}).encode()

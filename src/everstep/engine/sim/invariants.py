@@ -149,9 +149,16 @@ class Invariants:
         self._check_pace(now)
         newest = self.world.storage.restorable()
         whole = self.world.memory.newest_whole(places) if full else None
+        saved = max(((ref.epoch, ref.index) for ref in newest), default=None)
         self._require(
-            whole is None or (command.snapshot is not None and command.snapshot >= whole),
+            whole is None
+            or (saved is not None and saved > whole)
+            or (command.snapshot is not None and command.snapshot >= whole),
             f"11: every rank has {whole} in memory, and restores {command.snapshot}",
+        )
+        self._require(
+            command.snapshot is None or saved is None or saved <= command.snapshot,
+            f"11: {saved} is committed, and {command.snapshot} is restored from memory",
         )
         if command.checkpoint is None:
             self._require(not newest, "5: a checkpoint is committed, and the workers get none")

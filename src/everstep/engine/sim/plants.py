@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.control import commands as c, events as e, fleet, placement, placing
 from everstep.control.budgets import Backoff
+from everstep.control.checkpoints import Checkpoints
 from everstep.control.commands import Outcome
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Incident, Kind
@@ -181,6 +182,11 @@ def _attempts_mixed(self: Snapshots, members: Mapping[int, HostId]) -> At | None
     return kept
 
 
+def _memory_first(self: Checkpoints, snapshot: At) -> bool:
+    """What is in memory is restored, however long nobody has copied anything there."""
+    return False
+
+
 _reported = Snapshots.reported
 _begin = Snapshots.begin
 
@@ -272,6 +278,13 @@ PLANTS = {
             (Snapshots,),
             "begin",
             _attempts_mixed,
+        ),
+        Plant(
+            "memory-first",
+            "a snapshot is restored that is older than a committed checkpoint",
+            (Checkpoints,),
+            "holds_newer",
+            _memory_first,
         ),
         Plant(
             "sparse-ranks",

@@ -55,10 +55,12 @@ class Storage:
         if fails or folder in self.discarded:
             world.tell(e.CommitFailed(at=world.clock.now, folder=folder, reason="503"))
             return
-        ref = e.CheckpointRef(folder, command.epoch, index, command.group, command.generation, command.order)
+        ref = e.CheckpointRef(
+            folder, command.epoch, index, command.group, command.generation, command.order, True
+        )
         self.committed.append(ref)
         world.clock.after(world.between(0.001, 1.0), partial(self._acknowledge, folder, driver))
-        world.tell(e.CheckpointCommitted(at=world.clock.now, folder=folder))
+        world.tell(e.CheckpointCommitted(at=world.clock.now, folder=folder, state=True))
         self._retain()
 
     def _retain(self) -> None:
