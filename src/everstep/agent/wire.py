@@ -21,7 +21,7 @@ from everstep.control.reports import Part
 from everstep.control.snapshots import At, Copy
 from everstep.storage.store import Limits
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
