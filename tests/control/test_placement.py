@@ -7,7 +7,7 @@ import itertools
 from hands import views
 from hypothesis import given, strategies as st
 
-from everstep.topology.placement import Placement, assign_ranks, move_slices, plan
+from everstep.topology.placement import Placement, assign_ranks, groups_nowhere, move_slices, plan
 from everstep.topology.slices import HostView, natural_key, whole_slices
 
 
@@ -134,7 +134,7 @@ def test_workers_move_only_out_of_the_slice_that_is_gone() -> None:
     hosts = views("a", "b", "c", hosts=2)
     everyone = assign_ranks(plan(whole_slices(hosts), at_least=4, at_most=4), 1)  # type: ignore[arg-type]
     left = whole_slices(h for h in hosts if h.slice != "a")
-    moved = move_slices(everyone, everyone, left, [s for s in left if s.name == "c"], set())
+    moved = move_slices(everyone, left, [s for s in left if s.name == "c"], set())
     assert [a.host for a in moved] == ["c.0", "c.1", "b.0", "b.1"]
     assert [(a.rank, a.group_id, a.slice_id) for a in moved] == [
         (a.rank, a.group_id, a.slice_id) for a in everyone
@@ -145,12 +145,21 @@ def test_workers_do_not_move_to_a_slice_of_another_shape() -> None:
     hosts = views("a", hosts=2)
     everyone = assign_ranks(plan(whole_slices(hosts), at_least=2, at_most=2), 1)  # type: ignore[arg-type]
     other = whole_slices(views("b", hosts=3))
-    assert move_slices(everyone, everyone, other, other, set()) == ()
+    assert move_slices(everyone, other, other, set()) == ()
 
 
 def test_who_has_to_leave_its_slice_chooses_before_who_would_rather() -> None:
     hosts = views("a", "b", "c")
     everyone = assign_ranks(plan(whole_slices(hosts), at_least=2, at_most=2), 1)  # type: ignore[arg-type]
     left = whole_slices(h for h in hosts if h.slice != "b")
-    moved = move_slices(everyone, everyone, left, [s for s in left if s.name == "c"], {"a"})
+    moved = move_slices(everyone, left, [s for s in left if s.name == "c"], {"a"})
     assert [a.slice for a in moved] == ["a", "c"]
+
+
+def test_a_group_of_a_shared_slice_that_is_missing_alone_moves_to_a_whole_one() -> None:
+    hosts = views("a", "b", "c", hosts=3)
+    everyone = assign_ranks(plan(whole_slices(hosts), at_least=6, at_most=6), 1)  # type: ignore[arg-type]
+    (alone,) = groups_nowhere(everyone[:5], 6)
+    free = whole_slices(h for h in hosts if h.slice == "c")
+    (moved,) = move_slices([alone], whole_slices(hosts), free, set())
+    assert (moved.rank, moved.host) == (5, "c.0")

@@ -104,6 +104,25 @@ def test_what_is_appended_while_something_is_written_is_written_next(run: Store)
 # ---------------------------------------------------------------------- one owner
 
 
+def test_a_record_that_is_another_drivers_by_the_time_of_the_answer_gives_no_lease(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = FolderStore.create
+
+    def answered_late(store: FolderStore, key: str, data: bytes) -> bool:
+        created = create(store, key, data)
+        monkeypatch.undo()
+        store.delete([key])
+        create(store, key, records.encode(opened(1, DEAD, nonce="another")))
+        return created
+
+    monkeypatch.setattr(FolderStore, "create", answered_late)
+    taken = take(run)
+    assert taken.number == 2
+    assert taken.before is not None
+    assert taken.before.nonce == "another"
+
+
 def test_a_driver_that_was_replaced_collides_at_its_next_append_and_is_told_by_whom(run: Store) -> None:
     old = take(run, owner=DEAD).journal
     new = take(run).journal

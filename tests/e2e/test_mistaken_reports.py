@@ -42,6 +42,20 @@ def save(files: dict[str, str]) -> Checkpoint:
     return Checkpoint.from_directory(folder)
 
 
+def until_told(folder: Path, body: str) -> tuple[str, str]:
+    """The warning about a checkpoint; and, once the workers know that it was seen, the rest of a good end."""
+    process = start(folder, body)
+    assert process.stderr is not None
+    try:
+        told = next(line for line in process.stderr if "can't be committed yet" in line)
+        (folder / "seen").touch()
+        _, rest = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, rest
+    return told, rest
+
+
 def test_ranks_that_never_report_are_named_while_training_goes_on(tmp_path: Path) -> None:
     body = """
     from e2e.training import save_step
@@ -59,18 +73,10 @@ def test_ranks_that_never_report_are_named_while_training_goes_on(tmp_path: Path
         run_config=RunConfig(storage_path=str(HERE / "runs"), deadlines=Deadlines(commit_warn_s=3600)),
     ).fit()
     """
-    process = start(tmp_path, body)
-    assert process.stderr is not None
-    try:
-        told = next(line for line in process.stderr if "can't be committed yet" in line)
-        (tmp_path / "seen").touch()
-        _, rest = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
+    told, rest = until_told(tmp_path, body)
     assert "checkpoint_0001_000001 can't be committed yet: ranks 1, 2 have not finished report 1" in told
     assert "Every rank must call report() equally often, with checkpoint=None" in told
     assert "can't be committed yet" not in rest, "once is enough"
-    assert process.returncode == 0, rest
 
 
 @pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
@@ -100,17 +106,9 @@ def test_an_upload_function_that_hangs_is_named_with_its_rank_and_what_to_do(
         run_config=RunConfig(storage_path=str(HERE / "runs"), deadlines=Deadlines(commit_warn_s=0.2)),
     ).fit()
     """
-    process = start(tmp_path, body)
-    assert process.stderr is not None
-    try:
-        told = next(line for line in process.stderr if "can't be committed yet" in line)
-        (tmp_path / "seen").touch()
-        _, rest = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
+    told, _ = until_told(tmp_path, body)
     assert "report 1 can't be committed yet: rank 1 still uploads to it" in told
     assert "a checkpoint_upload_fn needs one of yours" in told
-    assert process.returncode == 0, rest
 
 
 @pytest.mark.parametrize("function", ["get_checkpoint", "get_all_reported_checkpoints"])

@@ -92,15 +92,20 @@ def nodes(space: Namespace) -> Iterator[list[str]]:
             space.server.request("DELETE", f"/api/v1/nodes/{name}")
 
 
+def run_two_slices(space: Namespace, nodes: list[str]) -> None:
+    """Two of two hosts each, one on each of these nodes."""
+    space.create(cluster(group(replicas=2, hosts=2)))
+    space.see(lambda: len(space.workers()) == 4, "two slices")
+    for pod, name in zip(space.workers(), nodes, strict=True):
+        space.bind(pod, name)
+    space.run(*space.pods())
+
+
 def test_a_slice_leaves_before_its_pod_is_disrupted_or_its_node_maintained(
     space: Namespace, nodes: list[str], tmp_path: Path
 ) -> None:
     with operating(space.server, tmp_path, "--namespace", space.name):
-        space.create(cluster(group(replicas=2, hosts=2)))
-        space.see(lambda: len(space.workers()) == 4, "two slices")
-        for pod, name in zip(space.workers(), nodes, strict=True):
-            space.bind(pod, name)
-        space.run(*space.pods())
+        run_two_slices(space, nodes)
         # As the scheduler says it of a Pod that has to make room, and the eviction API of one that it evicts.
         gone, kept = space.uids(index=0), space.uids(index=1)
         disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
@@ -124,11 +129,7 @@ def test_slices_leave_nodes_that_are_about_to_go(space: Namespace, nodes: list[s
         space.server.request("PATCH", f"/api/v1/nodes/{name}{sub}", what, MERGE)
 
     with operating(space.server, tmp_path, "--namespace", space.name):
-        space.create(cluster(group(replicas=2, hosts=2)))
-        space.see(lambda: len(space.workers()) == 4, "two slices")
-        for pod, name in zip(space.workers(), nodes, strict=True):
-            space.bind(pod, name)
-        space.run(*space.pods())
+        run_two_slices(space, nodes)
         space.see(lambda: space.status().get("slices") == "2/2", "both ready")
         # It says that it will be terminated: its slice goes whole, and comes back elsewhere.
         gone, kept = space.uids(index=0), space.uids(index=1)

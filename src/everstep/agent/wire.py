@@ -22,7 +22,7 @@ from everstep.control.vitals import Finding, Vitals
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """

@@ -160,7 +160,7 @@ class Fleet:
         spare.sort(key=lambda s: (s.name in aside, s.name not in self.held))
         # A slice that others train in is not left, or two slices would be used in part.
         leave = (self.noticed.keys() | (aside if any(s.name not in aside for s in spare) else set())) - shared
-        return move_slices(moving, everyone, whole, spare, leave)
+        return move_slices(moving, whole, spare, leave)
 
     def _set_aside(self, at: float) -> frozenset[SliceName]:
         return frozenset(self.hosts[h].slice for h in self.suspects.set_aside(at) if h in self.hosts)

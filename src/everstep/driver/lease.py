@@ -72,14 +72,18 @@ async def take(
         history = History.of(scan.records())
         if is_over(history):
             return history
-        record = opened(scan.next)
         if history.owner is not None and not history.outcome:
-            ttl_s = max(record.ttl_s, history.ttl_s)
+            ttl_s = max(opened(scan.next).ttl_s, history.ttl_s)
             await _wait_out(store, scan.next, history.owner, is_gone or is_dead, ttl_s, clock, say)
-        key = journal.key_of(scan.next)
+        record = opened(scan.next)  # of now: who has taken the run later takes precedence
+        key, data = journal.key_of(scan.next), records.encode(record)
         # A number that was free because of a compaction is no place in the sequence: then something stands
-        # after it.
-        if await store.create(key, records.encode(record)) and not await _is_passed(store, key):
+        # after it. And an answer may be so late that the record is lost, and somebody else's in its place.
+        if (
+            await store.create(key, data)
+            and not await _is_passed(store, key)
+            and await store.read(key) == data
+        ):
             before = history.opened
             history.apply(record)
             log = Journal(store, scan.next + 1, scan.first, scan.archives, compact_after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -29,6 +30,8 @@ class Assignment(msgspec.Struct, frozen=True):
     num_groups: int
     group_rank: int
     group_size: int
+    slice_hosts: int = 1
+    """Of all hosts of its slice, those without a worker included: the shape of what it can move to."""
 
     @property
     def nowhere(self) -> bool:
@@ -156,6 +159,7 @@ def assign_ranks(placement: Placement, group_size: int | None, wanted: int = 0) 
                     num_groups=world // size,
                     group_rank=rank % size,
                     group_size=size,
+                    slice_hosts=len(placement.slices[slice_id].hosts),
                 )
             )
     if group_size is None or wanted <= world:
@@ -233,41 +237,38 @@ def _by_shared_slices(groups: Mapping[int, list[Assignment]]) -> list[list[list[
 
 def move_slices(
     moving: Sequence[Assignment],
-    everyone: Sequence[Assignment],
     whole: Sequence[Slice],
     spare: Sequence[Slice],
     leave: Collection[SliceName],
 ) -> tuple[Assignment, ...]:
     """The old places of ``moving``, with slices that aren't whole exchanged for spares of the same shape.
 
-    Slices in ``leave`` are exchanged as well, if a spare fits. ``everyone`` is the whole worker group: it
-    tells the shape of the old slices. Empty when a slice that isn't whole finds no spare. Ranks, groups and
-    slice ids stay.
+    Slices in ``leave`` are exchanged as well, if a spare fits. Empty when a slice that isn't whole finds no
+    spare. Ranks, groups and slice ids stay.
     """
     standing = {s.name: s for s in whole}
     left = list(spare)
-    must: list[dict[HostId, int]] = []
-    """Workers by host, of the slices that aren't whole."""
-    may: list[dict[HostId, int]] = []
+    must: list[list[Assignment]] = []
+    """By slice, those in one that isn't whole."""
+    may: list[list[Assignment]] = []
     for name in sorted({a.slice for a in moving}, key=natural_key):
-        workers = {a.host: 0 for a in sorted(everyone, key=lambda a: a.rank) if a.slice == name}
-        for a in moving:
-            if a.slice == name:
-                workers[a.host] += 1
+        members = sorted((a for a in moving if a.slice == name), key=lambda a: a.rank)
         same = standing.get(name)
         if same is None:
-            must.append(workers)
-        elif not {host for host, n in workers.items() if n} <= {h.id for h in same.hosts}:
+            must.append(members)
+        elif not {a.host for a in members} <= {h.id for h in same.hosts}:
             left.insert(0, same)  # whole again, with other machines
-            must.append(workers)
+            must.append(members)
         elif name in leave:
-            may.append(workers)
+            may.append(members)
     moved: dict[HostId, HostView] = {}
-    for i, workers in enumerate([*must, *may]):
-        fitting = next((s for s in left if _fits(list(workers.values()), s)), None)
+    for i, members in enumerate([*must, *may]):
+        workers = Counter(a.host for a in members)
+        shape = members[0].slice_hosts
+        fitting = next((s for s in left if len(s.hosts) == shape and _fit(workers.values(), s.hosts)), None)
         if fitting is not None:
             left.remove(fitting)
-            moved.update(zip(workers, fitting.hosts, strict=True))
+            moved.update(zip(workers, fitting.hosts, strict=False))
         elif i < len(must):
             return ()
     return tuple(
@@ -276,7 +277,7 @@ def move_slices(
     )
 
 
-def _fits(workers: Sequence[int], into: Slice) -> bool:
-    return len(workers) == len(into.hosts) and all(
-        host.slots >= n for host, n in zip(into.hosts, workers, strict=True)
+def _fit(workers: Collection[int], hosts: Sequence[HostView]) -> bool:
+    return len(workers) <= len(hosts) and all(
+        host.slots >= n for host, n in zip(hosts, workers, strict=False)
     )

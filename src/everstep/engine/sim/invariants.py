@@ -152,13 +152,15 @@ class Invariants:
         self._check_pace(now)
         newest = self.world.storage.restorable()
         whole = self.world.memory.newest_whole(places) if full else None
-        saved = max(((ref.epoch, ref.index) for ref in newest), default=None)
+        # What storage has, or has had, needs no snapshot: it is let go for a newer state, and at a resize.
+        ever = max(((ref.epoch, ref.index) for ref in self.world.storage.committed), default=None)
         self._require(
             whole is None
-            or (saved is not None and saved > whole)
+            or (ever is not None and ever >= whole)
             or (command.snapshot is not None and command.snapshot >= whole),
             f"11: every rank has {whole} in memory, and restores {command.snapshot}",
         )
+        saved = max(((ref.epoch, ref.index) for ref in newest), default=None)
         self._require(
             command.snapshot is None or saved is None or saved <= command.snapshot,
             f"11: {saved} is committed, and {command.snapshot} is restored from memory",
