@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _HERE = Path(__file__).parent
 _SOURCES = str(_HERE.parent / "src")
@@ -23,6 +24,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [_SOURCES, str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 sys.path.insert(0, str(_HERE))
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("everstep")
 
 # By this, a pytest process knows what it has started, and all that that starts. Others have their own.
 os.environ["EVERSTEP_TEST_SESSION"] = uuid.uuid4().hex

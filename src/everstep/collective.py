@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import cloudpickle
 
-from everstep.agent import wire
+from everstep.agent import framing
 from everstep.errors import TooLargeError
 from everstep.session import current
 
@@ -25,10 +25,10 @@ def broadcast_from_rank_zero(data: T) -> T:
     """Rank 0's ``data`` (small: a dict, a path), on every worker. A barrier, too."""
     session = current("collective.broadcast_from_rank_zero")
     body = cloudpickle.dumps(data) if session.spec.member.group_rank == 0 else b""
-    if len(body) > wire.MAX_PAYLOAD:
+    if len(body) > framing.MAX_PAYLOAD:
         raise TooLargeError(
-            f"broadcast_from_rank_zero() of a {type(data).__name__} of {wire.as_size(len(body))}: at most "
-            f"{wire.as_size(wire.MAX_PAYLOAD)} can be sent",
+            f"broadcast_from_rank_zero() of a {type(data).__name__} of {framing.as_size(len(body))}: at most "
+            f"{framing.as_size(framing.MAX_PAYLOAD)} can be sent",
             "write it to storage and broadcast its path, or use the framework's own collectives",
         )
     value: T = cloudpickle.loads(session.ask("broadcast", body))

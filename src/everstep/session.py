@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from everstep.agent import wire
+from everstep.agent import framing, wire, words
 from everstep.agent.progress import Progress
 from everstep.agreed import AgreedValue
 from everstep.checkpoint import (
@@ -224,7 +224,7 @@ class Session:
         raw = _EMPTY
         if self._sends_metrics or not isinstance(metrics, dict):
             raw = _encode_metrics(metrics)
-            if len(bytes(raw)) > wire.MAX_PAYLOAD:
+            if len(bytes(raw)) > framing.MAX_PAYLOAD:
                 raise _too_large(metrics, len(bytes(raw)))
         if delete_local is None:
             delete_local = mode.default_delete_local_checkpoint_after_upload()
@@ -242,7 +242,7 @@ class Session:
         index = self._index
         restored, self._restored = self._restored, 0.0
         if checkpoint is None:
-            self._link.send(wire.frame(wire.Report(index, raw, None, False, restored)))
+            self._link.send(framing.frame(words.Report(index, raw, None, False, restored)))
             return
         self._wait_for_the_others(index)
         job: Path | None = None
@@ -251,7 +251,7 @@ class Session:
         by_function = upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD
         if by_function:
             # Told before it is called: nobody else knows how long the function will take, or that it hangs.
-            self._link.send(wire.frame(wire.Report(index, raw, None, True, restored, True)))
+            self._link.send(framing.frame(words.Report(index, raw, None, True, restored, True)))
         try:
             share = self._share(self._folder(dir_name, index), index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -270,7 +270,7 @@ class Session:
                     shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
             if not by_function:
-                self._link.send(wire.frame(wire.Report(index, raw, None, True, restored)))
+                self._link.send(framing.frame(words.Report(index, raw, None, True, restored)))
             self._part_failed(index, error)
             if not isinstance(error, StorageError):
                 raise
@@ -280,9 +280,9 @@ class Session:
         if part is not None:
             part = msgspec.structs.replace(part, held=held)
         if not by_function:
-            self._link.send(wire.frame(wire.Report(index, raw, part, upload is not None, restored)))
+            self._link.send(framing.frame(words.Report(index, raw, part, upload is not None, restored)))
         elif part is not None:
-            self._link.send(wire.frame(wire.PartDone(part)))
+            self._link.send(framing.frame(words.PartDone(part)))
         if upload is not None:
             self._uploads.submit(partial(self._upload_later, upload, index, held, job))
         if held:
@@ -298,21 +298,21 @@ class Session:
         restored, self._restored = self._restored, 0.0
         copied = taken is not None and taken.remembered
         copy_s = self._state.copy_s if copied else 0.0
-        report = wire.Report(index, raw, None, due, restored, copied=copied, copy_s=copy_s)
+        report = words.Report(index, raw, None, due, restored, copied=copied, copy_s=copy_s)
         self._tell_refusal()
         if due and taken is not None:
             self._send_state(report, taken)
         else:
-            self._link.send(wire.frame(report))
+            self._link.send(framing.frame(report))
 
     def _tell_refusal(self) -> None:
         """That there is no memory for snapshots, once."""
         keeper = self._state.keeper
         if keeper.refused:
-            self._link.send(wire.frame(wire.NoMemory(keeper.refused)))
+            self._link.send(framing.frame(words.NoMemory(keeper.refused)))
             keeper.refused = ""
 
-    def _send_state(self, report: wire.Report, taken: Taken) -> None:
+    def _send_state(self, report: words.Report, taken: Taken) -> None:
         """Have a snapshot written to storage, and report it. In this order: what is reported is on its way,
         whatever becomes of this process.
         """
@@ -321,7 +321,7 @@ class Session:
         share = self._share(self._folder(None, index), index, report.metrics)
         held = bool(self.want_checkpoint.newest)
         self._state.store(taken, share, held=held)
-        self._link.send(wire.frame(report))
+        self._link.send(framing.frame(report))
         if held:
             self._hold(index)
 
@@ -394,7 +394,7 @@ class Session:
             if job is None:  # the user's own function: as if it had been called in report()
                 self._failed_upload = error
         else:
-            self._link.send(wire.frame(wire.PartDone(msgspec.structs.replace(part, held=held))))
+            self._link.send(framing.frame(words.PartDone(msgspec.structs.replace(part, held=held))))
         finally:
             if job is not None:
                 snapshots.forget(job)
@@ -406,7 +406,7 @@ class Session:
             raise error
 
     def _part_failed(self, index: int, error: BaseException) -> None:
-        self._link.send(wire.frame(wire.PartFailed(index, wire.described(error))))
+        self._link.send(framing.frame(words.PartFailed(index, framing.described(error))))
 
     def _folder(self, name: str | None, index: int) -> str:
         spec = self.spec
@@ -443,16 +443,16 @@ class Session:
             self.snapshot_every.abandon()
             self.preemption.abandon()
 
-    def proposed(self, number: int, value: wire.AnyValue) -> int:
+    def proposed(self, number: int, value: words.AnyValue) -> int:
         """The driver wants all ranks to see this from the same call on. How many calls there were here."""
         match value:
-            case wire.WantCheckpoint():
+            case words.WantCheckpoint():
                 return self.want_checkpoint.propose(number, value.reason)
-            case wire.StateDue():
+            case words.StateDue():
                 return self.state_due.propose(number, value.turn)
-            case wire.SnapshotEvery():
+            case words.SnapshotEvery():
                 return self.snapshot_every.propose(number, value.reports)
-            case wire.PreemptionTold():
+            case words.PreemptionTold():
                 from everstep.preemption import PreemptionInfo
 
                 ranks = value.node_to_ranks
@@ -482,7 +482,7 @@ class Session:
             taken = self._state.unsaved(self._index + 1)
             if taken is not None:
                 self._index += 1
-                self._send_state(wire.Report(self._index, self._metrics, owed=True, silent=True), taken)
+                self._send_state(words.Report(self._index, self._metrics, owed=True, silent=True), taken)
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
         self._raise_failed_upload()
@@ -587,9 +587,9 @@ class Session:
             ReportedCheckpoint(Checkpoint(one.address, storage_options=options), one.metrics) for one in found
         ]
 
-    def _list(self, what: str, upto: int, timeout_s: float | None) -> list[wire.Listed]:
+    def _list(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
         with self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
-            return wire.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
+            return words.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
 
     def restored(self) -> None:
         if not self._index:
@@ -655,7 +655,7 @@ def _local(checkpoint: Checkpoint) -> str:
 
 
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
-_encoder = msgspec.msgpack.Encoder(enc_hook=wire.encode_odd)
+_encoder = msgspec.msgpack.Encoder(enc_hook=framing.encode_odd)
 
 
 def _encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
@@ -680,8 +680,9 @@ def _too_large(metrics: dict[str, Any], size: int) -> TooLargeError:
     sizes = {key: len(_encoder.encode(value)) for key, value in metrics.items()}
     largest = max(sizes, key=lambda key: sizes[key])
     return TooLargeError(
-        f"report(metrics) of {wire.as_size(size)}, of which {largest!r} has {wire.as_size(sizes[largest])}: "
-        f"at most {wire.as_size(wire.MAX_PAYLOAD)} can be reported at once",
+        f"report(metrics) of {framing.as_size(size)}, of which {largest!r} has "
+        f"{framing.as_size(sizes[largest])}: at most {framing.as_size(framing.MAX_PAYLOAD)} can be "
+        "reported at once",
         "save large values as files of a checkpoint, and report numbers about them",
     )
 

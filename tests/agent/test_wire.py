@@ -10,13 +10,13 @@ import numpy
 import pytest
 from hypothesis import given, strategies as st
 
-from everstep.agent import wire
+from everstep.agent import framing, template_words, wire, words
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 97), min_size=1))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
-    frames = wire.Frames()
+    frames = framing.Frames()
     out: list[bytes] = []
     n = 0
     while stream:
@@ -29,27 +29,27 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(bodies: list[bytes
 
 def test_something_that_is_not_the_protocol_is_refused() -> None:
     with pytest.raises(ValueError, match="not Everstep's protocol"):
-        wire.Frames().feed(b"GET / HTTP/1.1\r\n")
+        framing.Frames().feed(b"GET / HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("value", [numpy.float32(1.5), numpy.int8(3), numpy.array(2.5), numpy.bool_(True)])
 def test_numpy_scalars_are_numbers(value: object) -> None:
-    encoded = msgspec.msgpack.Encoder(enc_hook=wire.encode_odd).encode({"x": value})
+    encoded = msgspec.msgpack.Encoder(enc_hook=framing.encode_odd).encode({"x": value})
     assert msgspec.msgpack.decode(encoded) == {"x": value.item()}  # type: ignore[attr-defined]
 
 
 def test_an_array_is_not_a_number_and_is_named() -> None:
     with pytest.raises(TypeError, match=r"numpy\.ndarray is not a number"):
-        msgspec.msgpack.Encoder(enc_hook=wire.encode_odd).encode({"x": numpy.ones(3)})
+        msgspec.msgpack.Encoder(enc_hook=framing.encode_odd).encode({"x": numpy.ones(3)})
 
 
 DECODERS = {
     wire.AnyToAgent: wire.to_agent,
     wire.AnyFromAgent: wire.from_agent,
-    wire.AnyFromWorker: wire.from_worker,
-    wire.AnyToWorker: wire.to_worker,
-    wire.AnyOrder: wire.order,
-    wire.AnyWord: wire.word,
+    words.AnyFromWorker: words.from_worker,
+    words.AnyToWorker: words.to_worker,
+    template_words.AnyOrder: template_words.order,
+    template_words.AnyWord: template_words.word,
 }
 MESSAGES = [
     pytest.param(decoder, kind, id=kind.__name__)
@@ -98,30 +98,30 @@ def some(kind: Any) -> Any:
 @pytest.mark.parametrize(("decoder", "kind"), MESSAGES)
 def test_every_message_can_be_read_back(decoder: msgspec.msgpack.Decoder[Any], kind: type) -> None:
     message = some(kind)
-    (body,) = wire.Frames().feed(wire.frame(message))
+    (body,) = framing.Frames().feed(framing.frame(message))
     back = decoder.decode(body)
     assert type(back) is kind
     assert back == message
 
 
 def test_a_loss_that_is_not_a_number_can_be_read_back() -> None:
-    report = wire.Report(7, msgspec.Raw(msgspec.msgpack.encode({"loss": float("nan")})))
-    (body,) = wire.Frames().feed(wire.frame(report))
-    assert math.isnan(msgspec.msgpack.decode(wire.from_worker.decode(body).metrics)["loss"])
+    report = words.Report(7, msgspec.Raw(msgspec.msgpack.encode({"loss": float("nan")})))
+    (body,) = framing.Frames().feed(framing.frame(report))
+    assert math.isnan(msgspec.msgpack.decode(words.from_worker.decode(body).metrics)["loss"])
 
 
 def test_all_that_a_user_may_send_fits_into_a_frame_with_what_goes_around_it() -> None:
-    answer = wire.frame(wire.Answer(1, bytes(wire.MAX_PAYLOAD)))
-    told = wire.frame(wire.Tell(1, 1, [0], answer))
-    (body,) = wire.Frames().feed(told)
-    assert len(body) > wire.MAX_PAYLOAD
+    answer = framing.frame(words.Answer(1, bytes(framing.MAX_PAYLOAD)))
+    told = framing.frame(wire.Tell(1, 1, [0], answer))
+    (body,) = framing.Frames().feed(told)
+    assert len(body) > framing.MAX_PAYLOAD
     with pytest.raises(ValueError, match=r"a Answer message of \d+ bytes: at most"):
-        wire.frame(wire.Answer(1, bytes(wire.MAX_FRAME)))
+        framing.frame(words.Answer(1, bytes(framing.MAX_FRAME)))
 
 
 def test_a_text_of_any_length_is_clipped_to_its_beginning_and_its_end() -> None:
-    assert wire.clip("short") == "short"
-    clipped = wire.clip("first " + "x" * 10_000_000 + " last")
+    assert framing.clip("short") == "short"
+    clipped = framing.clip("first " + "x" * 10_000_000 + " last")
     assert clipped.startswith("first xxx")
     assert clipped.endswith("xxx last")
-    assert len(clipped) < 2 * wire.MAX_TEXT
+    assert len(clipped) < 2 * framing.MAX_TEXT

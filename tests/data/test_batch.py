@@ -14,7 +14,7 @@ sizes = st.integers(1, 40)
 
 
 @given(samples=sizes, micro_batch=sizes, world_size=st.integers(1, 16), even=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_each_sample_of_a_step_is_dealt_to_one_rank(samples, micro_batch, world_size, even):
     dealt = [deal(samples, samples, micro_batch, rank, world_size, even) for rank in range(world_size)]
     real = [offset for cuts in dealt for cut in cuts for offset in cut.offsets[: cut.real]]
@@ -23,7 +23,7 @@ def test_each_sample_of_a_step_is_dealt_to_one_rank(samples, micro_batch, world_
 
 
 @given(samples=sizes, less=sizes, micro_batch=sizes, world_size=st.integers(1, 16))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_even_ranks_have_equally_many_micro_batches_of_one_shape(samples, less, micro_batch, world_size):
     shapes = {
         tuple(
@@ -36,7 +36,7 @@ def test_even_ranks_have_equally_many_micro_batches_of_one_shape(samples, less, 
 
 
 @given(samples=sizes, micro_batch=sizes, world_size=st.integers(1, 16))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ranks_differ_by_one_micro_batch_at_most(samples, micro_batch, world_size):
     counts = [len(deal(samples, samples, micro_batch, rank, world_size, False)) for rank in range(world_size)]
     assert max(counts) - min(counts) <= 1

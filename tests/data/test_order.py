@@ -14,13 +14,13 @@ from everstep.data.order import Permutation, folded
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(-(2**63), 2**63 - 1), epoch=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_sample_comes_exactly_once(length, seed, epoch):
     assert sorted(Permutation(length, seed, epoch).take(range(length))) == list(range(length))
 
 
 @given(length=st.integers(1, order.MAX_LENGTH), seed=st.integers(0, 2**63 - 1), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_numpy_and_plain_python_agree_bit_for_bit(length, seed, data):
     permutation = Permutation(length, seed, 0)
     indices = data.draw(st.lists(st.integers(0, length - 1), min_size=30, max_size=40))

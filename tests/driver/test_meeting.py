@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from everstep.agent import wire
+from everstep.agent import words
 from everstep.driver.meeting import Meeting
 
 
 class Heard:
     def __init__(self) -> None:
-        self.answers: dict[int, wire.Answer] = {}
+        self.answers: dict[int, words.Answer] = {}
 
-    def tell(self, epoch: int, ranks: list[int], word: wire.AnyToWorker) -> None:
-        assert isinstance(word, wire.Answer)
+    def tell(self, epoch: int, ranks: list[int], word: words.AnyToWorker) -> None:
+        assert isinstance(word, words.Answer)
         for rank in ranks:
             self.answers[rank] = word
 
 
-def barrier(turn: int) -> wire.Ask:
-    return wire.Ask(seq=turn, what="barrier", body=b"", turn=turn)
+def barrier(turn: int) -> words.Ask:
+    return words.Ask(seq=turn, what="barrier", body=b"", turn=turn)
 
 
 def a_meeting(*ranks: int, returned: tuple[int, ...] = ()) -> tuple[Meeting, Heard]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstep import MemoryConfig
-from everstep.agent import wire
+from everstep.agent import words
 from everstep.driver.states import SnapshotCadence
 
 
@@ -18,8 +18,8 @@ class Training:
         self.step_s, self.copy_s = step_s, copy_s
         self.now, self.index, self.stalled = 0.0, 0, 0.0
 
-    def _propose(self, value: wire.AnyValue) -> None:
-        assert isinstance(value, wire.SnapshotEvery)
+    def _propose(self, value: words.AnyValue) -> None:
+        assert isinstance(value, words.SnapshotEvery)
         self.every = value.reports
         self.proposed.append(value.reports)
 

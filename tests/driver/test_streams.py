@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from everstep.agent import wire
+from everstep.agent import framing, words
 from everstep.control.reports import Part
 from everstep.driver.streams import Stream, Summary
 from everstep.topology.placement import Assignment
@@ -14,17 +14,17 @@ HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
 RAW = msgspec.Raw(msgspec.msgpack.encode({"x": 1}))
 
 
-def plain(index: int) -> wire.Report:
-    return wire.Report(index, RAW)
+def plain(index: int) -> words.Report:
+    return words.Report(index, RAW)
 
 
-def saving(index: int) -> wire.Report:
-    return wire.Report(index, RAW, Part(index, f"c{index}"))
+def saving(index: int) -> words.Report:
+    return words.Report(index, RAW, Part(index, f"c{index}"))
 
 
-def hear(stream: Stream, *words: wire.AnyFromWorker) -> int:
-    data = b"".join(wire.frame(word) for word in words)
-    assert len(list(stream.feed(data))) == len(words)
+def hear(stream: Stream, *said: words.AnyFromWorker) -> int:
+    data = b"".join(framing.frame(word) for word in said)
+    assert len(list(stream.feed(data))) == len(said)
     return len(data)
 
 
@@ -35,7 +35,14 @@ def state(acknowledged: tuple[int, bytes] | None) -> tuple[int, Summary]:
 
 def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> None:
     stream = Stream(HERE, 0)
-    size = hear(stream, wire.Hello(1), wire.Joined(), plain(1), wire.Ask(1, "newest"), plain(2))
+    size = hear(
+        stream,
+        words.Hello(1),
+        words.Joined(),
+        plain(1),
+        words.Ask(1, "newest"),
+        plain(2),
+    )
     stream.settle(set(), set())
     assert state(stream.acknowledgement()) == (size, Summary(True, 2, 0))
     assert stream.acknowledgement() is None, "nothing has moved since"
@@ -43,7 +50,7 @@ def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> N
 
 def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
     stream = Stream(HERE, 0)
-    before = hear(stream, wire.Joined(), plain(1))
+    before = hear(stream, words.Joined(), plain(1))
     after = hear(stream, saving(2), plain(3))
     stream.settle({2}, set())
     assert state(stream.acknowledgement()) == (before, Summary(True, 1, 0))
@@ -54,16 +61,16 @@ def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_question_is_heard_again_until_it_is_answered(turn: int) -> None:
     stream = Stream(HERE, 0)
-    before = hear(stream, wire.Joined())
-    after = hear(stream, wire.Ask(1, "any", b"", turn), plain(1))
+    before = hear(stream, words.Joined())
+    after = hear(stream, words.Ask(1, "any", b"", turn), plain(1))
     stream.settle(set(), {1})
     assert state(stream.acknowledgement())[0] == before
     stream.settle(set(), set())
     assert state(stream.acknowledgement()) == (before + after, Summary(True, 1, turn))
 
 
-@pytest.mark.parametrize("last", [wire.Returned(None), wire.Raised("m", "t", False, 0.0, True)])
-def test_a_workers_last_word_is_never_acknowledged(last: wire.AnyFromWorker) -> None:
+@pytest.mark.parametrize("last", [words.Returned(None), words.Raised("m", "t", False, 0.0, True)])
+def test_a_workers_last_word_is_never_acknowledged(last: words.AnyFromWorker) -> None:
     stream = Stream(HERE, 0)
     before = hear(stream, plain(1))
     hear(stream, last)
@@ -75,7 +82,7 @@ def test_a_workers_last_word_is_never_acknowledged(last: wire.AnyFromWorker) -> 
 
 def test_a_later_driver_goes_on_where_the_state_says() -> None:
     first = Stream(HERE, 0)
-    hear(first, wire.Joined(), plain(1), plain(2))
+    hear(first, words.Joined(), plain(1), plain(2))
     first.settle(set(), set())
     acknowledged = first.acknowledgement()
     assert acknowledged is not None

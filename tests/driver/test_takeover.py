@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.agent import wire
+from everstep.agent import framing, wire, words
 from everstep.backend.base import Member
 from everstep.control.snapshots import Copy
 from everstep.driver.takeover import LeftBehind
@@ -36,7 +36,7 @@ def held(rank: int, epoch: int, stopping: bool = False) -> wire.Held:
 
 
 def joined(rank: int, epoch: int) -> wire.FromWorker:
-    return wire.FromWorker(epoch, 0, rank, 0, wire.frame(wire.Joined()))
+    return wire.FromWorker(epoch, 0, rank, 0, framing.frame(words.Joined()))
 
 
 def left_behind(

@@ -12,7 +12,7 @@ import pytest
 
 import everstep
 from everstep import RunConfig, Trainer
-from everstep.agent import wire
+from everstep.agent import framing, wire
 from everstep.engine.local.cluster import socket_of
 from everstep.errors import AgentVersionError
 from everstep.testing import LocalCluster
@@ -89,8 +89,8 @@ def test_an_agent_takes_no_orders_from_a_driver_of_another_version(version: int)
         driver.settimeout(LIMIT_S)
         driver.connect(str(socket_of(cluster.folder, host)))
         for message in (attach, claim, attach):
-            driver.sendall(wire.frame(message))
-        frames = wire.Frames()
+            driver.sendall(framing.frame(message))
+        frames = framing.Frames()
         told: list[Any] = []
         while len(told) < 2:
             told += [wire.from_agent.decode(body) for body in frames.feed(driver.recv(1 << 16))]

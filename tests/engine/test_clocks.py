@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from everstep.agent import wire
+from everstep.agent import framing, wire
 from everstep.backend.base import NoBackend
 from everstep.control.failures import Incident
 from everstep.driver.exits import failure_of
@@ -59,8 +59,8 @@ def test_nothing_that_is_told_lies_in_the_future() -> None:
 
 
 def exited(rank: int, at: float) -> wire.Exited:
-    [body] = wire.Frames().feed(
-        wire.frame(wire.Exited(1, 0, rank, at, 1, None, False, False, 0, "", f"rank-{rank}.log"))
+    [body] = framing.Frames().feed(
+        framing.frame(wire.Exited(1, 0, rank, at, 1, None, False, False, 0, "", f"rank-{rank}.log"))
     )
     return msgspec.convert(wire.from_agent.decode(body), wire.Exited)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from everstep.kube import status
 from everstep.kube.actions import CreateReplica
@@ -89,7 +89,7 @@ def test_the_whole_one_is_run() -> None:
     run(full())
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, derandomize=True)
 @given(st.data())
 def test_any_other_is_refused_with_a_reason_or_run(data: st.DataObject) -> None:
     raw = full()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from everstep.kube.actions import CreateReplica, DeletePod, Plan
 from kube.world import World, group, manifest
@@ -56,7 +56,7 @@ def check_plan(world: World, plan: Plan) -> None:
         assert len(others) <= surplus + at_most_one, f"{others} were healthy"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, derandomize=True)
 @given(st.data())
 def test_it_gets_there_from_anywhere_and_harms_nobody_on_the_way(data: st.DataObject) -> None:
     world = World(manifest(group("a", 2, 2), group("b", 1, 3)))

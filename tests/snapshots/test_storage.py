@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from everstep import ConfigError, RunConfig, ScalingConfig, WorkerGroupError
-from everstep.agent import wire
+from everstep.agent import words
 from everstep.driver.states import StatesDue
 from everstep.torch import TorchTrainer
 from processes import wait_for
@@ -88,7 +88,7 @@ def test_the_agent_writes_a_state_to_storage_while_its_worker_stands_still(world
 
 
 def test_a_state_is_due_again_if_a_restart_came_before_it_was_written() -> None:
-    turns: list[wire.AnyValue] = []
+    turns: list[words.AnyValue] = []
     states = StatesDue(10.0, turns.append)
     states.restart(0.0)
     for now in (9.0, 10.0, 12.0):

@@ -96,7 +96,7 @@ def test_any_one_file_that_is_damaged_is_named(store: Store, tmp_path: Path, nam
     assert checkpoint.address() in str(caught.value)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_of_any_byte_goes_unseen(data: st.DataObject, tmp_path: Path) -> None:
     run = open_store(f"memory://{os.urandom(8).hex()}")

@@ -174,7 +174,7 @@ _names = st.text(
 ).filter(lambda name: name not in (".", "..") and name.isprintable() and len(name.encode()) < 200)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(names=st.lists(_names, min_size=1, max_size=4, unique=True))
 def test_names_of_files_are_kept_as_they_are(
     names: list[str], tmp_path_factory: pytest.TempPathFactory

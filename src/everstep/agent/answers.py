@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from everstep.agent import wire
+from everstep.agent import words
 
 
 @dataclass(frozen=True)
 class Question:
     seq: int
-    box: queue.SimpleQueue[wire.Answer] = field(default_factory=queue.SimpleQueue)
+    box: queue.SimpleQueue[words.Answer] = field(default_factory=queue.SimpleQueue)
 
     def wait(self, what: str, timeout_s: float | None) -> bytes:
         """The answer. Raises ``TimeoutError`` if there is none in time, and what it says went wrong."""
@@ -44,7 +44,7 @@ class Answers:
         finally:
             self._open.pop(question.seq, None)
 
-    def put(self, answer: wire.Answer) -> None:
+    def put(self, answer: words.Answer) -> None:
         question = self._open.get(answer.seq)
         if question is not None:  # else nobody waits for it any more
             question.box.put(answer)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Protocol
 
-from everstep.agent import wire
+from everstep.agent import framing, wire
 
 _HIGH_WATER = 64 << 20
 
@@ -27,7 +27,7 @@ class Beats(threading.Thread):
         self._changed.set()
 
     def run(self) -> None:
-        beat = wire.frame(wire.Beat())
+        beat = framing.frame(wire.Beat())
         while True:
             sockets = self._sockets
             if not sockets:
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, agent: Listener) -> None:
         self._agent = agent
-        self._frames = wire.Frames()
+        self._frames = framing.Frames()
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: wire.AnyFromAgent) -> None:
         if self.transport is not None:
-            self.transport.write(wire.frame(message))
+            self.transport.write(framing.frame(message))
 
 
 class Holder:

@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from everstep.agent import descriptors, kernel, wire
+from everstep.agent import descriptors, kernel, wire, words
 from everstep.agent.drivers import Beats, Connection, Holder
 from everstep.agent.forwarder import Forwarder
 from everstep.agent.guard import end_children
@@ -155,7 +155,7 @@ class Agent:
         self._holder.take(connection)
         self._say_status()
         if message.lease > held.lease > 0:
-            self._workers.tell_all(wire.Undriven(False))
+            self._workers.tell_all(words.Undriven(False))
             self._workers.hand_over(connection, self._lighthouse.where)
         self._workers.adjust()
         self._leaving.tell_again()
@@ -166,7 +166,7 @@ class Agent:
             self._holder.take(None)
             # Its driver died without a word: the workers train on for a while, in case another claims them.
             self._workers.adjust()
-            self._workers.tell_all(wire.Undriven(True))
+            self._workers.tell_all(words.Undriven(True))
             self._orphan_timer = self._loop.call_later(self._holding.orphan_s, self._unclaim)
 
     def keeps_up(self, connection: Connection, does: bool) -> None:

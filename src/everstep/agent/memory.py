@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, memory_words
 from everstep.control.snapshots import Copy
 from everstep.snapshots.segments import Segment, Slot
 from everstep.storage.checkpoints import Share
@@ -120,24 +120,22 @@ class MemoryLine:
         except ConnectionError:
             packet = b""
         if packet:
-            self._requested(wire.memory_request.decode(packet), list(fds))
+            self._requested(memory_words.memory_request.decode(packet), list(fds))
         else:
             asyncio.get_running_loop().remove_reader(self._sock)
 
-    def _requested(
-        self, request: wire.NewSlots | wire.OldSlots | wire.DropSlot | wire.StoreSlot, fds: list[int]
-    ) -> None:
+    def _requested(self, request: memory_words.AnyRequest, fds: list[int]) -> None:
         match request:
-            case wire.NewSlots():
+            case memory_words.NewSlots():
                 size = request.count * sum(request.sizes.values())
                 refused = "" if request.needed else shortage(size, self._memory, self._fraction)
                 count = 0 if refused else request.count
                 self._answer([self._memory.make(self._rank, request.sizes) for _ in range(count)], refused)
-            case wire.OldSlots():
+            case memory_words.OldSlots():
                 self._answer(sorted(self._memory.of(self._rank)))
-            case wire.DropSlot():
+            case memory_words.DropSlot():
                 self._memory.drop(self._rank, request.number)
-            case wire.StoreSlot():
+            case memory_words.StoreSlot():
                 letter = Segment(fds[0])
                 share = msgspec.msgpack.decode(letter.map(), type=Share)
                 letter.close()
@@ -146,14 +144,16 @@ class MemoryLine:
     def _answer(self, numbers: list[int], refused: str = "") -> None:
         mine = self._memory.of(self._rank)
         storing = [number for number in numbers if self._memory.is_read(mine[number])]
-        body = wire.Slots([(number, sorted(mine[number].files)) for number in numbers], storing, refused)
+        body = memory_words.Slots(
+            [(number, sorted(mine[number].files)) for number in numbers], storing, refused
+        )
         self._send(body, [fd for number in numbers for fd in mine[number].fds])
 
     def stored(self, number: int) -> None:
         """It has been written to storage, or can't be."""
-        self._send(wire.Stored(number), [])
+        self._send(memory_words.Stored(number), [])
 
-    def _send(self, body: wire.MemoryAnswer, fds: list[int]) -> None:
+    def _send(self, body: memory_words.MemoryAnswer, fds: list[int]) -> None:
         try:
             socket.send_fds(self._sock, [msgspec.msgpack.encode(body)], fds)
         except OSError:
@@ -195,19 +195,21 @@ class WorkersMemory:
         """Why there is no more of it."""
 
     def old_slots(self) -> list[tuple[int, Slot]]:
-        return self._ask(wire.OldSlots())
+        return self._ask(memory_words.OldSlots())
 
     def new_slots(self, sizes: dict[str, int], count: int, *, needed: bool) -> list[tuple[int, Slot]]:
-        return self._ask(wire.NewSlots(sizes, count, needed))
+        return self._ask(memory_words.NewSlots(sizes, count, needed))
 
     def drop(self, number: int) -> None:
-        self._sock.send(msgspec.msgpack.encode(wire.DropSlot(number)))
+        self._sock.send(msgspec.msgpack.encode(memory_words.DropSlot(number)))
 
     def store(self, number: int, share: Share, *, held: bool) -> None:
         text = msgspec.msgpack.encode(share)
         letter = Segment.create("share", len(text))
         letter.map()[:] = text
-        socket.send_fds(self._sock, [msgspec.msgpack.encode(wire.StoreSlot(number, held))], [letter.fd])
+        socket.send_fds(
+            self._sock, [msgspec.msgpack.encode(memory_words.StoreSlot(number, held))], [letter.fd]
+        )
         letter.close()
         self._storing[number] += 1
 
@@ -225,20 +227,20 @@ class WorkersMemory:
         if self._storing:
             self._hear()
 
-    def _hear(self) -> wire.Slots | wire.Stored:
+    def _hear(self) -> memory_words.Slots | memory_words.Stored:
         """What the agent says next."""
         packet, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 250)
         self._fds = list(fds)
-        answer: wire.Slots | wire.Stored = wire.memory_answer.decode(packet)
-        if isinstance(answer, wire.Stored):
+        answer: memory_words.Slots | memory_words.Stored = memory_words.memory_answer.decode(packet)
+        if isinstance(answer, memory_words.Stored):
             self._storing[answer.number] -= 1
             self._storing = +self._storing
         return answer
 
-    def _ask(self, request: wire.MemoryRequest) -> list[tuple[int, Slot]]:
+    def _ask(self, request: memory_words.MemoryRequest) -> list[tuple[int, Slot]]:
         self._sock.send(msgspec.msgpack.encode(request))
         answer = self._hear()
-        while not isinstance(answer, wire.Slots):
+        while not isinstance(answer, memory_words.Slots):
             answer = self._hear()
         self.refused = answer.refused
         self._storing.update(answer.storing)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep.agent import wire
+from everstep.agent import framing
 
-MOST_BYTES = wire.MAX_FRAME + (64 << 20)
+MOST_BYTES = framing.MAX_FRAME + (64 << 20)
 """One frame of any size fits, and many of the usual size."""
 MOST_FRAMES = 10_000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.agent import kernel, wire
+from everstep.agent import kernel, template_words, wire
 from everstep.agent.drivers import Holder
 from everstep.agent.spawner import Recipe, Template
 from everstep.control.failures import Kind
@@ -23,9 +23,9 @@ _STORAGE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 class Preparation:
     """The template, and what is known of it. ``heard`` is called with what it says of workers."""
 
-    def __init__(self, folder: Path, holder: Holder, heard: Callable[[wire.AnyWord], None]) -> None:
+    def __init__(self, folder: Path, holder: Holder, heard: Callable[[template_words.AnyWord], None]) -> None:
         self.template: Template | None = None
-        self.loaded: wire.Loaded | None = None
+        self.loaded: template_words.Loaded | None = None
         self._folder = folder
         self._holder = holder
         self._heard = heard
@@ -50,7 +50,7 @@ class Preparation:
         # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
         cache = self._folder.parent / "cache"
         cache.mkdir(mode=0o700, exist_ok=True)
-        load = wire.Load(
+        load = template_words.Load(
             message.code,
             message.config,
             message.python_path,
@@ -78,13 +78,13 @@ class Preparation:
         load = msgspec.structs.replace(recipe.load, may_fork=False)
         return Template(Recipe(load, recipe.env, recipe.cwd), self._template_said)
 
-    def _template_said(self, template: Template, word: wire.AnyWord) -> None:
+    def _template_said(self, template: Template, word: template_words.AnyWord) -> None:
         match word:
-            case wire.Loaded():
+            case template_words.Loaded():
                 if template is self.template:
                     self.loaded = word
                     self._check_prepared()
-            case wire.LoadFailed():
+            case template_words.LoadFailed():
                 self._holder.say(wire.Unprepared(Kind.LOAD, word.message, word.traceback))
             case _:
                 self._heard(word)

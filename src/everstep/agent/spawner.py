@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep.agent import kernel, wire
+from everstep.agent import framing, kernel, template_words, wire
 from everstep.agent.outbox import Outbox
 
 
@@ -22,7 +22,7 @@ from everstep.agent.outbox import Outbox
 class Recipe:
     """What a template is made from. Another recipe needs another template."""
 
-    load: wire.Load
+    load: template_words.Load
     env: dict[str, str]
     cwd: str
 
@@ -30,12 +30,12 @@ class Recipe:
 class Template:
     """A template process, as its agent sees it."""
 
-    def __init__(self, recipe: Recipe, heard: Callable[[Template, wire.AnyWord], None]) -> None:
+    def __init__(self, recipe: Recipe, heard: Callable[[Template, template_words.AnyWord], None]) -> None:
         self.recipe = recipe
         self._heard = heard
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock = ours
-        self._frames = wire.Frames()
+        self._frames = framing.Frames()
         self._closed = False
         with theirs:
             self.pid = subprocess.Popen(
@@ -53,19 +53,19 @@ class Template:
                 stdin=subprocess.DEVNULL,
             ).pid
         self._outbox = Outbox(ours, self.kill)
-        self._outbox.put(wire.frame(recipe.load))
+        self._outbox.put(framing.frame(recipe.load))
         asyncio.get_running_loop().add_reader(ours, self._read)
 
     def fork(self, spec: wire.WorkerSpec, sock: int, memory: int, out: int, progress: int) -> None:
         """Start a worker with these descriptors, which are ours no longer."""
-        self._outbox.put(wire.frame(wire.Fork(spec)), fds=(sock, memory, out, progress))
+        self._outbox.put(framing.frame(template_words.Fork(spec)), fds=(sock, memory, out, progress))
 
     def end(self, pid: int, sig: int) -> None:
         """Signal a worker. Its parent does it, who knows whether it has ended by itself already."""
         if self._closed:
             kernel.send_signal(pid, sig)
         else:
-            self._outbox.put(wire.frame(wire.End(pid, sig)))
+            self._outbox.put(framing.frame(template_words.End(pid, sig)))
 
     def _read(self) -> None:
         try:
@@ -78,14 +78,14 @@ class Template:
             asyncio.get_running_loop().remove_reader(self._sock)
             return
         for body in self._frames.feed(data):
-            self._heard(self, wire.word.decode(body))
+            self._heard(self, template_words.word.decode(body))
 
     def drain(self) -> None:
         """Read what it said before it died."""
         try:
             while data := self._sock.recv(1 << 16):
                 for body in self._frames.feed(data):
-                    self._heard(self, wire.word.decode(body))
+                    self._heard(self, template_words.word.decode(body))
         except (BlockingIOError, ConnectionError):
             pass
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from everstep.agent import kernel, threads, wire
+from everstep.agent import framing, kernel, template_words, threads, wire
 from everstep.agent.script import set_up_logging
 from everstep.backend.base import packages_of
 
@@ -36,7 +36,7 @@ class Template:
     def __init__(self, sock: socket.socket, agent: int) -> None:
         self._sock = sock
         self._agent = agent
-        self._frames = wire.Frames()
+        self._frames = framing.Frames()
         self._fds: list[int] = []
         self._children: dict[int, bool] = {}
         """pid → whether we ended it."""
@@ -74,17 +74,17 @@ class Template:
         if not data:
             self._agent_died()
         for body in self._frames.feed(data):
-            match wire.order.decode(body):
-                case wire.Load() as load:
+            match template_words.order.decode(body):
+                case template_words.Load() as load:
                     self._load(load)
-                case wire.Fork() as fork:
+                case template_words.Fork() as fork:
                     self._fork(fork.spec)
-                case wire.End() as end:
+                case template_words.End() as end:
                     self._end(end)
 
-    def _say(self, word: wire.AnyWord) -> None:
+    def _say(self, word: template_words.AnyWord) -> None:
         try:
-            self._sock.sendall(wire.frame(word))
+            self._sock.sendall(framing.frame(word))
         except (BrokenPipeError, ConnectionError):
             self._agent_died()
 
@@ -96,7 +96,7 @@ class Template:
 
     # ------------------------------------------------------------------ loading
 
-    def _load(self, load: wire.Load) -> None:
+    def _load(self, load: template_words.Load) -> None:
         began = time.monotonic()
         # Imports make millions of objects that stay: collecting garbage among them is a fifth of the time.
         gc.disable()
@@ -113,7 +113,9 @@ class Template:
                     raise ImportError(f"{package} can't be imported: {missing[package]}")
             set_up_logging(load.script)
         except BaseException as error:  # whatever the user's module raises when it is imported
-            self._say(wire.LoadFailed(wire.described(error), wire.clip(traceback.format_exc())))
+            self._say(
+                template_words.LoadFailed(framing.described(error), framing.clip(traceback.format_exc()))
+            )
             return
         self._loaded = (function, load.config, backend)
         why_not = ""
@@ -121,7 +123,7 @@ class Template:
             why_not = self._probe(load.probe_s)
         gc.freeze()
         gc.enable()
-        self._say(wire.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
+        self._say(template_words.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
 
     def _probe(self, deadline_s: float) -> str:
         """Whether a fork of this process can run one operation. Returns why not, or nothing."""
@@ -178,7 +180,7 @@ class Template:
         fds = tuple(self._fds[:_FDS_PER_FORK])
         del self._fds[:_FDS_PER_FORK]
         if not self._may_fork:
-            self._say(wire.Forked(spec.member.rank, spec.epoch, os.getpid()))
+            self._say(template_words.Forked(spec.member.rank, spec.epoch, os.getpid()))
             self._become(spec, fds, parent=self._agent)
         pid = self._os_fork()
         if pid == 0:
@@ -186,7 +188,7 @@ class Template:
         for fd in fds:
             os.close(fd)
         self._children[pid] = False
-        self._say(wire.Forked(spec.member.rank, spec.epoch, pid))
+        self._say(template_words.Forked(spec.member.rank, spec.epoch, pid))
 
     def _become(self, spec: wire.WorkerSpec, fds: tuple[int, ...], parent: int) -> NoReturn:
         from everstep.agent.worker import work
@@ -205,7 +207,7 @@ class Template:
         finally:
             os._exit(code)
 
-    def _end(self, end: wire.End) -> None:
+    def _end(self, end: template_words.End) -> None:
         if end.pid not in self._children:
             return
         # If it has already ended by itself, that is what its status must say.
@@ -223,7 +225,7 @@ class Template:
             if pid == 0:
                 return
             if pid in self._children:
-                self._say(wire.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
+                self._say(template_words.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
 
 
 def _import_all(names: list[str]) -> dict[str, ImportError]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everstep.agent import kernel, wire
+from everstep.agent import framing, kernel, wire
 from everstep.snapshots.segments import Slot
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def write_snapshot(spec: wire.WorkerSpec, slot: Slot, share: Share, held: bool) 
         run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         part = write(run, share, slot, with_shared=spec.member.group_rank == 0)
     except Exception as error:  # whatever it is: somebody waits for the word that this is over
-        return wire.Uploaded(*who, None, wire.described(error))
+        return wire.Uploaded(*who, None, framing.described(error))
     return wire.Uploaded(*who, msgspec.structs.replace(part, held=held))
 
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from everstep.agent import kernel, stacks, wire
+from everstep.agent import framing, kernel, stacks, wire
 from everstep.agent.progress import Page, Seen
 from everstep.control.vitals import Finding, Place, Stage, State, Vitals
 
@@ -189,8 +189,8 @@ async def find(worker: Worker) -> Finding:
         vitals,
         stacks.place_of(main),
         stacks.line_of(main),
-        wire.clip(stacks.text_of(main)),
-        wire.clip(found.text),
+        framing.clip(stacks.text_of(main)),
+        framing.clip(found.text),
     )
 
 

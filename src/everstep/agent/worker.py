@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from everstep import session as sessions
-from everstep.agent import kernel, raynode, scratch, wire
+from everstep.agent import framing, kernel, raynode, scratch, wire, words
 from everstep.agent.answers import Answers
 from everstep.agent.memory import WorkersMemory
 from everstep.agent.progress import Page, Progress
@@ -38,7 +38,7 @@ class SocketLink:
         self.turn = 0
         """How many collectives of the control plane there were."""
         self._answers = Answers()
-        self.rendezvous: queue.SimpleQueue[wire.Rendezvous] = queue.SimpleQueue()
+        self.rendezvous: queue.SimpleQueue[words.Rendezvous] = queue.SimpleQueue()
         self.session: sessions.Session | None = None
 
     def send(self, frame: bytes) -> None:
@@ -57,12 +57,12 @@ class SocketLink:
                 turn = 0
                 if what in COLLECTIVES:
                     turn = self.turn = self.turn + 1
-                self._send(wire.frame(wire.Ask(question.seq, what, body, turn)))
+                self._send(framing.frame(words.Ask(question.seq, what, body, turn)))
             return question.wait(what, timeout_s)
 
     def listen(self) -> None:
         """The reader thread: what the driver says."""
-        frames = wire.Frames()
+        frames = framing.Frames()
         while True:
             try:
                 data = self._sock.recv(1 << 16)
@@ -71,28 +71,28 @@ class SocketLink:
             if not data:
                 _await_the_end()
             for body in frames.feed(data):
-                self._heard(wire.to_worker.decode(body))
+                self._heard(words.to_worker.decode(body))
 
-    def _heard(self, message: wire.AnyToWorker) -> None:
+    def _heard(self, message: words.AnyToWorker) -> None:
         match message:
-            case wire.Rendezvous():
+            case words.Rendezvous():
                 self.rendezvous.put(message)
-            case wire.Answer():
+            case words.Answer():
                 self._answers.put(message)
-            case wire.Committed():
+            case words.Committed():
                 if self.session is not None:
                     self.session.committed(message.index)
-            case wire.Kept():
+            case words.Kept():
                 if self.session is not None:
                     self.session.kept(message.at, message.upto)
-            case wire.Propose():
+            case words.Propose():
                 if self.session is not None:
                     calls = self.session.proposed(message.number, message.value)
-                    self.send(wire.frame(wire.Counted(message.number, calls)))
-            case wire.Agree():
+                    self.send(framing.frame(words.Counted(message.number, calls)))
+            case words.Agree():
                 if self.session is not None:
                     self.session.agreed(message.number, message.start)
-            case wire.Undriven():
+            case words.Undriven():
                 if self.session is not None:
                     self.session.undriven(message.now)
 
@@ -151,20 +151,20 @@ def work(
     joined = False
     try:
         endpoint = backend.host(member) if member.group_rank == 0 else None
-        link.send(wire.frame(wire.Hello(os.getpid(), endpoint)))
+        link.send(framing.frame(words.Hello(os.getpid(), endpoint)))
         if endpoint is None:
             endpoint = link.rendezvous.get(timeout=spec.start_timeout_s).endpoint
         backend.join(member, endpoint, spec.start_timeout_s)
         joined = True
         progress.keep_ticking(lambda: _collectives(backend, link))
-        link.send(wire.frame(wire.Joined()))
+        link.send(framing.frame(words.Joined()))
         sessions.enter(session)
         session.begin()
         arguments, datasets = cloudpickle.loads(config)
         session.hand_over(datasets)
         value = function(*arguments)
         session.finish()
-        link.send(wire.frame(_returned(value) if member.group_rank == 0 else wire.Returned(None)))
+        link.send(framing.frame(_returned(value) if member.group_rank == 0 else words.Returned(None)))
     except SystemExit as error:
         if stopping.asked.is_set():
             return STOPPED
@@ -172,18 +172,20 @@ def work(
         if code:
             _flush()
             return code
-        link.send(wire.frame(wire.Returned(None)))
+        link.send(framing.frame(words.Returned(None)))
     except BaseException as error:  # the user's code may raise anything; all of it is told
         at = time.monotonic()
         text = traceback.format_exc()
         echo = backend.is_peer_failure(error)
         sys.stderr.write(text)
         _flush()
-        message = wire.described(error).split("\n")[0]
+        message = framing.described(error).split("\n")[0]
         final = isinstance(error, TooLargeError)
         lost = isinstance(error, LostSnapshotError)
-        raised = wire.Raised(message, wire.clip(text), echo, at, joined, _damaged(error, spec), lost, final)
-        link.send(wire.frame(raised))
+        raised = words.Raised(
+            message, framing.clip(text), echo, at, joined, _damaged(error, spec), lost, final
+        )
+        link.send(framing.frame(raised))
         return 1
     _flush()
     # Others may still train, and need this process: a JAX coordinator lives in it. The agent says when all
@@ -209,18 +211,18 @@ def _damaged(error: BaseException, spec: wire.WorkerSpec) -> str:
     return given if is_it else ""
 
 
-def _returned(value: Any) -> wire.Returned:
+def _returned(value: Any) -> words.Returned:
     """What the function returned, or why that can't be sent. It has returned in any case."""
     if value is None:
-        return wire.Returned(None)
+        return words.Returned(None)
     try:
         data = bytes(cloudpickle.dumps(value))
     except Exception as error:  # cloudpickle raises whatever the object's own code does
-        return wire.Returned(None, f"it can't be pickled: {wire.described(error)}")
-    if len(data) > wire.MAX_PAYLOAD:
-        size, most = wire.as_size(len(data)), wire.as_size(wire.MAX_PAYLOAD)
-        return wire.Returned(None, f"it has {size}, and at most {most} can be sent")
-    return wire.Returned(data)
+        return words.Returned(None, f"it can't be pickled: {framing.described(error)}")
+    if len(data) > framing.MAX_PAYLOAD:
+        size, most = framing.as_size(len(data)), framing.as_size(framing.MAX_PAYLOAD)
+        return words.Returned(None, f"it has {size}, and at most {most} can be sent")
+    return words.Returned(data)
 
 
 def _redirect_output(fd: int) -> None:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.agent import wire
+from everstep.agent import wire, words
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.outbox import Outbox
 from everstep.agent.spool import Spool
@@ -101,7 +101,7 @@ class WorkerLine:
 
     def tell(self, body: bytes) -> None:
         replaces = ""
-        if self._outbox.waits and isinstance(wire.to_worker.decode(body[4:]), wire.Committed):
+        if self._outbox.waits and isinstance(words.to_worker.decode(body[4:]), words.Committed):
             replaces = "committed"  # each says: all up to this one
         self._outbox.put(body, replaces)
 

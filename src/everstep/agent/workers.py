@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.agent import kernel, scratch, wire
+from everstep.agent import framing, kernel, scratch, template_words, wire, words
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.logs import WorkerLog
 from everstep.agent.memory import PACKETS, Memory, MemoryLine
@@ -171,19 +171,19 @@ class Workers:
         if asked is not None and asked.spec.generation == spec.generation:
             self._has_uploaded(asked, word)
 
-    def template_said(self, word: wire.AnyWord) -> None:
+    def template_said(self, word: template_words.AnyWord) -> None:
         match word:
-            case wire.Forked():
+            case template_words.Forked():
                 self._forked(word)
-            case wire.Ended():
+            case template_words.Ended():
                 worker = next((w for w in self._live.values() if w.pid == word.pid), None)
                 if worker is not None:
                     worker.by_us = word.by_us
                     self._end(worker, word.status, word.peak_rss)
-            case wire.Loaded() | wire.LoadFailed():
+            case template_words.Loaded() | template_words.LoadFailed():
                 raise AssertionError("what a template has loaded is the preparation's business")
 
-    def _forked(self, word: wire.Forked) -> None:
+    def _forked(self, word: template_words.Forked) -> None:
         worker = self._live.get((word.epoch, word.rank))
         if worker is None:
             return
@@ -200,8 +200,8 @@ class Workers:
             if worker is not None:
                 worker.line.tell(body)
 
-    def tell_all(self, message: wire.Undriven) -> None:
-        body = wire.frame(message)
+    def tell_all(self, message: words.Undriven) -> None:
+        body = framing.frame(message)
         for worker in list(self._live.values()):
             worker.line.tell(body)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep import session as sessions
-from everstep.agent import wire
+from everstep.agent import framing, wire, words
 from everstep.agent.answers import Answers
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
@@ -125,12 +125,12 @@ class HereLink:
     def _propose_if_due(self) -> None:
         self._states.look(time.monotonic())
 
-    def _tell(self, epoch: int, ranks: list[int], message: wire.AnyToWorker) -> None:
+    def _tell(self, epoch: int, ranks: list[int], message: words.AnyToWorker) -> None:
         for rank in ranks:
             if rank == 0 and self.session is not None:
                 _hear(self.session, message, self.send)
             elif rank > 0 and self._group is not None:
-                self._group.tell(rank, wire.frame(message))
+                self._group.tell(rank, framing.frame(message))
 
     # ------------------------------------------------------------------ what ranks say
 
@@ -153,13 +153,13 @@ class HereLink:
         """Whether that was the last that this rank had to say."""
         returned = False
         with self._heard_of:  # the function's thread reports, the one that uploads, and other ranks
-            for body in wire.Frames().feed(frame):
-                message = wire.from_worker.decode(body)
+            for body in framing.Frames().feed(frame):
+                message = words.from_worker.decode(body)
                 try:
                     self._settle(self._take_in(rank, message))
                 except Exception as error:  # on a thread of ours: raised by what the function calls next
                     self.failure = self.failure or error
-                returned = returned or isinstance(message, wire.Returned)
+                returned = returned or isinstance(message, words.Returned)
             self._answer()
             self._heard_of.notify_all()
         return returned
@@ -168,9 +168,9 @@ class HereLink:
         if self.failure is not None:
             raise self.failure
 
-    def _take_in(self, rank: int, message: wire.AnyFromWorker) -> Settled:
+    def _take_in(self, rank: int, message: words.AnyFromWorker) -> Settled:
         match message:
-            case wire.Report() as report:
+            case words.Report() as report:
                 if rank == 0:
                     if not report.silent:
                         self.write(records.Metrics(self.epoch, report.index, [report.metrics]))
@@ -179,19 +179,19 @@ class HereLink:
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
-            case wire.PartDone() as done:
+            case words.PartDone() as done:
                 return self._book.reported(rank, 0, (), (done.part,))
-            case wire.PartFailed() as failed:
+            case words.PartFailed() as failed:
                 self._say(f"checkpoint {failed.index} could not be saved: {failed.reason}")
                 self._dealt_with("", failed.index)
                 return self._book.upload_failed(rank, failed.index)
-            case wire.Counted() as counted:
+            case words.Counted() as counted:
                 self._agreement.counted(rank, counted)
                 return Settled()
-            case wire.Returned():
+            case words.Returned():
                 self._agreement.returned(rank)
                 return self._book.returned(rank)
-            case wire.Ask() as ask:
+            case words.Ask() as ask:
                 upto = msgspec.msgpack.decode(ask.body, type=int)
                 self._questions.append(_Question(rank, ask.seq, ask.what, upto))
                 return Settled()
@@ -224,8 +224,8 @@ class HereLink:
         self._questions = [question for question in self._questions if question not in due]
         for question in due:
             assert self._group is not None
-            answer = wire.Answer(question.seq, self._found(question.what))
-            self._group.tell(question.rank, wire.frame(answer))
+            answer = words.Answer(question.seq, self._found(question.what))
+            self._group.tell(question.rank, framing.frame(answer))
 
     # ------------------------------------------------------------------ what comes of it
 
@@ -264,9 +264,9 @@ class HereLink:
         """No rank waits for this checkpoint any more."""
         if self.session is not None:
             self.session.committed(index)
-        self._tell_others(wire.Committed(folder, index))
+        self._tell_others(words.Committed(folder, index))
 
-    def _tell_others(self, message: wire.AnyToWorker) -> None:
+    def _tell_others(self, message: words.AnyToWorker) -> None:
         if self._group is not None:
             self._tell(self.epoch, list(range(1, self._group.member.world_size)), message)
 
@@ -289,7 +289,7 @@ class HereLink:
 
     def finish(self) -> None:
         """This rank has returned; wait for the others, whose parts may still be missing."""
-        self.send(wire.frame(wire.Returned(None)))
+        self.send(framing.frame(words.Returned(None)))
         for thread in self._listeners:
             thread.join()
         self._raise_failure()
@@ -297,7 +297,7 @@ class HereLink:
     def close(self, closed: records.Closed) -> None:
         self.write(closed)
         complete(self._journal.flush())
-        self._tell_others(wire.Undriven(True))
+        self._tell_others(words.Undriven(True))
 
     def stop(self) -> None:
         _stop_listening(self._group, self._listeners)
@@ -319,11 +319,11 @@ class BesideLink:
     def _listen(self) -> None:
         """Until rank 0 has closed the run."""
         for frame in self._group.told_by_leader():
-            for body in wire.Frames().feed(frame):
-                match wire.to_worker.decode(body):
-                    case wire.Answer() as answer:
+            for body in framing.Frames().feed(frame):
+                match words.to_worker.decode(body):
+                    case words.Answer() as answer:
                         self._answers.put(answer)
-                    case wire.Undriven():
+                    case words.Undriven():
                         return
                     case message if self.session is not None:
                         _hear(self.session, message, self.send)
@@ -338,12 +338,12 @@ class BesideLink:
         if what not in QUESTIONS:
             return _agree(what, body, self._group)
         with self._answers.expected() as question:
-            self.send(wire.frame(wire.Ask(question.seq, what, body)))
+            self.send(framing.frame(words.Ask(question.seq, what, body)))
             return question.wait(what, timeout_s)
 
     def finish(self) -> None:
         """This rank has returned: its function, or what comes after fit(), may need the run's end."""
-        self.send(wire.frame(wire.Returned(None)))
+        self.send(framing.frame(words.Returned(None)))
         self._listener.join()
 
     def stop(self) -> None:
@@ -358,14 +358,14 @@ def _stop_listening(group: LaunchedGroup | None, threads: list[threading.Thread]
             thread.join(_HANG_UP_S)
 
 
-def _hear(session: sessions.Session, message: wire.AnyToWorker, answer: Callable[[bytes], None]) -> None:
+def _hear(session: sessions.Session, message: words.AnyToWorker, answer: Callable[[bytes], None]) -> None:
     match message:
-        case wire.Committed():
+        case words.Committed():
             session.committed(message.index)
-        case wire.Propose():
+        case words.Propose():
             calls = session.proposed(message.number, message.value)
-            answer(wire.frame(wire.Counted(message.number, calls)))
-        case wire.Agree():
+            answer(framing.frame(words.Counted(message.number, calls)))
+        case words.Agree():
             session.agreed(message.number, message.start)
         case _:
             pass
@@ -409,7 +409,7 @@ def run_here(
         raise
     except Exception as error:
         ended_by = _as_failure(link.failure) if link.failure is not None else error
-        message = wire.described(ended_by.__cause__ or ended_by)
+        message = framing.described(ended_by.__cause__ or ended_by)
         raise ended_by from ended_by.__cause__
     finally:
         try:
@@ -462,7 +462,7 @@ def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None
         session.finish()
         spec.backend.leave(member)
     except Exception as error:  # the function may raise anything; it stays attached, for the debugger
-        failure = WorkerError(member.rank, "this process", f"raised {wire.described(error)}")
+        failure = WorkerError(member.rank, "this process", f"raised {framing.described(error)}")
         why = "num_workers=0 runs once, without recovery"
         raise WorkerGroupError(why, {member.rank: failure}, member.rank) from error
     finally:

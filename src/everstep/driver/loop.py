@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
-from everstep.agent import wire
+from everstep.agent import wire, words
 from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
@@ -299,7 +299,7 @@ class Driver:
             case c.StopWorkers():
                 self._stop_workers(command)
             case c.KeepSnapshot():
-                kept = wire.Kept(command.kept, command.upto)
+                kept = words.Kept(command.kept, command.upto)
                 self.workers.tell(command.epoch, list(command.ranks), kept)
             case c.ExamineWorkers():
                 self._engine.send(
@@ -308,7 +308,7 @@ class Driver:
             case c.KeepStacks():
                 self._spawn(self._keep(command.name, stacks_page(command).encode(), "stacks of workers"))
             case c.AskCheckpoint():
-                self.workers.talk.agreement.propose(wire.WantCheckpoint(command.reason.value))
+                self.workers.talk.agreement.propose(words.WantCheckpoint(command.reason.value))
             case c.CommitCheckpoint():
                 self._spawn(self._commit(command))
             case c.DiscardCheckpoint():
@@ -494,7 +494,7 @@ class Driver:
         """From another terminal: a last checkpoint where the function takes the hint, then the end."""
         await self._house.wait_for_stop_request(self._lease.number)
         self._observer.say("asked to stop, by everstep stop")
-        self.workers.talk.agreement.propose(wire.WantCheckpoint(c.AskReason.STOP.value))
+        self.workers.talk.agreement.propose(words.WantCheckpoint(c.AskReason.STOP.value))
         self.outcome.stop_at_checkpoint = True
         await asyncio.sleep(self._limits.last_checkpoint_s)
         self._stop(e.StopKind.USER, now=False)
@@ -515,7 +515,7 @@ class Driver:
         if self.controller.phase is Phase.RUNNING:
             # Else its ranks are being ended, and stay where they are until then.
             ranks = [rank for rank, _ in ready.parts]
-            self.workers.tell(command.epoch, ranks, wire.Committed(ready.folder, ready.index))
+            self.workers.tell(command.epoch, ranks, words.Committed(ready.folder, ready.index))
 
     def _checkpoint_gone(self, folder: str) -> None:
         """It isn't there now, and nobody gave it up. If it comes back, with a disk that was away, it is one

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from everstep.agent import wire
+from everstep.agent import words
 
 
 class Meeting:
@@ -14,14 +14,14 @@ class Meeting:
     one.
     """
 
-    def __init__(self, tell: Callable[[int, list[int], wire.AnyToWorker], None]) -> None:
+    def __init__(self, tell: Callable[[int, list[int], words.AnyToWorker], None]) -> None:
         self._tell = tell
         self._ranks: set[int] = set()
         self._returned: set[int] = set()
         self._epoch = 0
         self._over = 0
         self._broken = ""
-        self._waiting: dict[int, dict[int, wire.Ask]] = {}
+        self._waiting: dict[int, dict[int, words.Ask]] = {}
 
     def restart(
         self, ranks: set[int], epoch: int, over: int = 0, returned: Collection[int] = frozenset()
@@ -40,9 +40,9 @@ class Meeting:
         """The numbers of this rank's questions that are still to be answered."""
         return {asked[rank].seq for asked in self._waiting.values() if rank in asked}
 
-    def ask(self, rank: int, ask: wire.Ask) -> None:
+    def ask(self, rank: int, ask: words.Ask) -> None:
         if self._broken:
-            self._tell(self._epoch, [rank], wire.Answer(ask.seq, b"", self._broken))
+            self._tell(self._epoch, [rank], words.Answer(ask.seq, b"", self._broken))
             return
         if ask.turn <= self._over:
             return  # answered already; it is told again because the driver that did so died
@@ -78,7 +78,7 @@ class Meeting:
     def _answer(self, turn: int, body: bytes, error: str) -> None:
         self._over = max(self._over, turn)
         for rank, ask in self._waiting.pop(turn).items():
-            self._tell(self._epoch, [rank], wire.Answer(ask.seq, body, error))
+            self._tell(self._epoch, [rank], words.Answer(ask.seq, body, error))
 
 
 def _named(ranks: Iterable[int]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from everstep.agent import wire
+from everstep.agent import words
 from everstep.driver.clock import Clock
 from everstep.driver.streams import Stream
 from everstep.topology.slices import HostId
 
 
 class Notices:
-    def __init__(self, propose: Callable[[wire.AnyValue], None], clock: Clock) -> None:
+    def __init__(self, propose: Callable[[words.AnyValue], None], clock: Clock) -> None:
         self._propose = propose
         self._clock = clock
         self._deadlines: dict[HostId, float] = {}
@@ -38,4 +38,4 @@ class Notices:
                 ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
         now = self._clock.now()
         deadline = min(self._deadlines.values(), default=now) - now + self._clock.wall()
-        self._propose(wire.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+        self._propose(words.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from everstep.agent import wire
+from everstep.agent import framing
 from everstep.agent.late import LoadedByWorker
 from everstep.backend.base import Backend, packages_of
 from everstep.errors import ConfigError, FunctionLoadError
@@ -86,7 +86,7 @@ def check_size(
 ) -> None:
     """Refuse what is too large to be sent to the workers, and name it."""
     size = len(code) + len(arguments)
-    if size <= wire.MAX_PAYLOAD:
+    if size <= framing.MAX_PAYLOAD:
         return
     if len(code) >= len(arguments):
         what, parts = "the training function", {repr(n): v for n, v in _used(function).items()}
@@ -95,10 +95,10 @@ def check_size(
         parts = _given(config, datasets)
     sizes = {name: _size(value) for name, value in parts.items()}
     largest = max(sizes, key=lambda name: sizes[name], default="")
-    most = f", most of it {largest} ({wire.as_size(sizes[largest])})" if largest else ""
+    most = f", most of it {largest} ({framing.as_size(sizes[largest])})" if largest else ""
     raise FunctionLoadError(
-        f"{what} is too large to be sent to the workers: {wire.as_size(max(len(code), len(arguments)))} "
-        f"pickled{most}. Function and config together may have {wire.as_size(wire.MAX_PAYLOAD)}",
+        f"{what} is too large to be sent to the workers: {framing.as_size(max(len(code), len(arguments)))} "
+        f"pickled{most}. Function and config together may have {framing.as_size(framing.MAX_PAYLOAD)}",
         "load it inside the training function, from a path that you give in train_loop_config",
     )
 

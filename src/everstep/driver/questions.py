@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.agent import wire
+from everstep.agent import words
 from everstep.config import CheckpointConfig
 from everstep.control.controller import Controller
 from everstep.driver.clock import Clock
@@ -29,7 +29,7 @@ def all_kept(history: History, config: CheckpointConfig) -> list[Kept]:
 def listing(kept: list[Kept], run: Store) -> bytes:
     """As an answer to a worker."""
     return msgspec.msgpack.encode(
-        [wire.Listed(one.address(run), one.external is not None, one.metrics) for one in kept]
+        [words.Listed(one.address(run), one.external is not None, one.metrics) for one in kept]
     )
 
 
@@ -57,7 +57,7 @@ class CheckpointQuestions:
 
     def __init__(
         self,
-        tell: Callable[[int, list[int], wire.AnyToWorker], None],
+        tell: Callable[[int, list[int], words.AnyToWorker], None],
         controller: Controller,
         history: History,
         run: Store,
@@ -73,7 +73,7 @@ class CheckpointQuestions:
         self._open: dict[tuple[int, int], _Question] = {}
         """By rank and number."""
 
-    def ask(self, rank: int, ask: wire.Ask) -> None:
+    def ask(self, rank: int, ask: words.Ask) -> None:
         upto = msgspec.msgpack.decode(ask.body, type=int)
         self._open[rank, ask.seq] = _Question(ask.what, upto, self._clock.now())
         self.answer()
@@ -92,7 +92,7 @@ class CheckpointQuestions:
         due = [key for key, question in self._open.items() if self._is_due(key[0], question)]
         for rank, seq in due:
             body = self._found(self._open.pop((rank, seq)))
-            self._tell(self._controller.epoch, [rank], wire.Answer(seq, body))
+            self._tell(self._controller.epoch, [rank], words.Answer(seq, body))
 
     def warn(self, after_s: float, say: Callable[[str], None]) -> None:
         """Name the ranks that a question has waited for this long, once."""

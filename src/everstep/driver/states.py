@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from everstep.agent import wire
+from everstep.agent import words
 from everstep.config import MemoryConfig
 
 MAX_STALL = 0.02
@@ -20,7 +20,7 @@ _CLOSE = 0.25
 class StatesDue:
     """Every so often, all ranks write at the same report."""
 
-    def __init__(self, every_s: float, propose: Callable[[wire.AnyValue], None]) -> None:
+    def __init__(self, every_s: float, propose: Callable[[words.AnyValue], None]) -> None:
         self._every_s = every_s
         self._propose = propose
         self._asked: float | None = None
@@ -43,7 +43,7 @@ class StatesDue:
         if self._asked is None or now - self._asked >= self._every_s:
             self._asked = now
             self._turn += 1
-            self._propose(wire.StateDue(self._turn))
+            self._propose(words.StateDue(self._turn))
 
 
 class SnapshotCadence:
@@ -54,7 +54,7 @@ class SnapshotCadence:
     def __init__(
         self,
         memory: MemoryConfig | None,
-        propose: Callable[[wire.AnyValue], None],
+        propose: Callable[[words.AnyValue], None],
         say: Callable[[str], None],
     ) -> None:
         self.reports = 0 if memory is None else 1
@@ -116,4 +116,4 @@ class SnapshotCadence:
 
     def _change(self, reports: int) -> None:
         self.reports, self._is_told = reports, True
-        self._propose(wire.SnapshotEvery(reports))
+        self._propose(words.SnapshotEvery(reports))

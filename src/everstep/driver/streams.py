@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.agent import wire
+from everstep.agent import framing, words
 from everstep.topology.placement import Assignment
 
 Key = tuple[int, int, int]
@@ -58,42 +58,42 @@ class Stream:
         """Told to end."""
         self.bound: set[int] = set()
         """Reports whose part only its process can bring, and has not brought yet."""
-        self._frames = wire.Frames()
+        self._frames = framing.Frames()
         self._offset = offset
         """Where the next frame begins."""
         self._acknowledged = offset
         self._open: deque[_Open] = deque()
 
-    def feed(self, data: bytes) -> Iterator[wire.AnyFromWorker]:
+    def feed(self, data: bytes) -> Iterator[words.AnyFromWorker]:
         """The words that are complete now. Each is accounted for before the next is given."""
         for body in self._frames.feed(data):
-            word = wire.from_worker.decode(body)
+            word = words.from_worker.decode(body)
             self._note(word)
             self._offset += 4 + len(body)
             match word:
-                case wire.Report():
+                case words.Report():
                     self.upto = word.index
                     if word.bound:
                         self.bound.add(word.index)
-                case wire.PartDone():
+                case words.PartDone():
                     self.bound.discard(word.part.index)
-                case wire.PartFailed():
+                case words.PartFailed():
                     self.bound.discard(word.index)
-                case wire.Joined():
+                case words.Joined():
                     self.joined = True
-                case wire.Ask() if word.turn:
+                case words.Ask() if word.turn:
                     self.turn = word.turn
                 case _:
                     pass
             yield word
 
-    def _note(self, word: wire.AnyFromWorker) -> None:
+    def _note(self, word: words.AnyFromWorker) -> None:
         match word:
-            case wire.Report() if word.part is not None or word.owed:
+            case words.Report() if word.part is not None or word.owed:
                 self._open.append(_Open(self._offset, self._summary(), index=word.index))
-            case wire.Ask():
+            case words.Ask():
                 self._open.append(_Open(self._offset, self._summary(), seq=word.seq))
-            case wire.Returned() | wire.Raised():
+            case words.Returned() | words.Raised():
                 self._open.append(_Open(self._offset, self._summary()))
             case _:
                 pass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from everstep.agent import wire
+from everstep.agent import wire, words
 from everstep.control.deadlines import Deadlines
 from everstep.control.events import Adopted, Remains
 from everstep.control.snapshots import Copy
@@ -115,8 +115,8 @@ class LeftBehind:
             if isinstance(message, wire.FromWorker):
                 stream = streams.get((message.epoch, message.generation, message.rank))
                 if stream is not None:
-                    words = list(stream.feed(message.data))
-                    stream.returned = any(isinstance(word, wire.Returned) for word in words)
+                    said = list(stream.feed(message.data))
+                    stream.returned = any(isinstance(word, words.Returned) for word in said)
         return {rank: stream for (_, _, rank), stream in streams.items()}
 
     def _spread_along_slices(self, slice_of: Mapping[HostId, SliceName]) -> None:

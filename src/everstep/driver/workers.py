@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 import cloudpickle
 
-from everstep.agent import wire
+from everstep.agent import framing, wire, words
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
@@ -133,8 +133,8 @@ class Workers:
 
     # ------------------------------------------------------------------ messages to them
 
-    def tell(self, epoch: int, ranks: list[int], message: wire.AnyToWorker) -> None:
-        body = wire.frame(message)
+    def tell(self, epoch: int, ranks: list[int], message: words.AnyToWorker) -> None:
+        body = framing.frame(message)
         by_host: dict[HostId, list[int]] = {}
         for stream in self.current():
             if stream.assignment.rank in ranks:
@@ -167,7 +167,7 @@ class Workers:
             self._tell_notices()
         asked = self._controller.asked
         if asked is not c.AskReason.NONE:
-            self.talk.agreement.propose(wire.WantCheckpoint(asked.value))
+            self.talk.agreement.propose(words.WantCheckpoint(asked.value))
 
     def acknowledgements(self) -> list[tuple[HostId, wire.Acknowledge]]:
         """What agents need not keep once all that is written now is durable."""
@@ -211,7 +211,7 @@ class Workers:
         copied: list[int] = []
         restore_s = 0.0
         for word in stream.feed(message.data):
-            if isinstance(word, wire.Report):
+            if isinstance(word, words.Report):
                 restore_s = max(restore_s, word.restore_s)
                 parts += self._news(word.part)
                 if word.owed:
@@ -221,7 +221,7 @@ class Workers:
                 self.cadence.reported(stream.assignment.rank, word.index, word.copy_s, self._clock.now())
                 self._add_row(key, stream, word)
                 continue
-            if isinstance(word, wire.PartDone):
+            if isinstance(word, words.PartDone):
                 parts += self._news(word.part)
                 continue
             # What came before must be known before what comes now: a return, a failure, a question.
@@ -233,7 +233,7 @@ class Workers:
     def _news(self, part: Part | None) -> list[Part]:
         return [] if part is None or part.folder in self._history.checkpoints else [part]
 
-    def _add_row(self, key: Key, stream: Stream, report: wire.Report) -> None:
+    def _add_row(self, key: Key, stream: Stream, report: words.Report) -> None:
         epoch, generation, rank = key
         if report.silent:
             if stream.assignment.group_rank == 0:
@@ -273,44 +273,44 @@ class Workers:
             )
         )
 
-    def _heard_word(self, key: Key, stream: Stream, word: wire.AnyFromWorker) -> None:
+    def _heard_word(self, key: Key, stream: Stream, word: words.AnyFromWorker) -> None:
         epoch, generation, rank = key
         now = self._clock.now()
         match word:
-            case wire.Hello():
+            case words.Hello():
                 self.pids[rank] = word.pid
                 if word.endpoint is not None:
                     group = stream.assignment.group_id
                     members = [s.assignment for s in self.current() if s.assignment.group_id == group]
                     others = [a.rank for a in members if a.rank != rank]
-                    self.tell(epoch, others, wire.Rendezvous(word.endpoint))
-            case wire.Joined():
+                    self.tell(epoch, others, words.Rendezvous(word.endpoint))
+            case words.Joined():
                 self._emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
-            case wire.PartFailed():
+            case words.PartFailed():
                 self._upload_failed(key, word.index, word.reason)
-            case wire.NoMemory():
+            case words.NoMemory():
                 self.cadence.refused(rank, word.reason)
-            case wire.Ask():
+            case words.Ask():
                 if word.turn:
                     self.talk.meetings[stream.assignment.group_id].ask(rank, word)
                 else:
                     self.questions.ask(rank, word)
-            case wire.Counted():
+            case words.Counted():
                 self.talk.agreement.counted(rank, word)
-            case wire.Returned():
+            case words.Returned():
                 stream.returned = True
                 self.talk.agreement.returned(rank)
                 self.talk.meetings[stream.assignment.group_id].returned(rank)
                 self.results.returned(rank, word)
                 self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
-            case wire.Raised():
+            case words.Raised():
                 self._raised(key, stream, word)
-            case wire.Report() | wire.PartDone():
+            case words.Report() | words.PartDone():
                 raise AssertionError("reports are merged before they come here")
             case _:
                 assert_never(word)
 
-    def _raised(self, key: Key, stream: Stream, word: wire.Raised) -> None:
+    def _raised(self, key: Key, stream: Stream, word: words.Raised) -> None:
         epoch, generation, rank = key
         now = self._clock.now()
         stream.failed = True
@@ -391,14 +391,14 @@ class Workers:
                 reason=reason,
             )
         )
-        self.tell(epoch, [rank], wire.Committed("", index))
+        self.tell(epoch, [rank], words.Committed("", index))
 
 
 class Talk:
     """What the ranks agree on among each other, through the driver."""
 
     def __init__(
-        self, tell: Callable[[int, list[int], wire.AnyToWorker], None], lease: int, clock: Clock
+        self, tell: Callable[[int, list[int], words.AnyToWorker], None], lease: int, clock: Clock
     ) -> None:
         self._tell = tell
         self.meetings: dict[int, Meeting] = {}
@@ -429,12 +429,12 @@ class Results:
         self.problem = ""
         """Why that can't be had, although the function returned something."""
 
-    def returned(self, rank: int, word: wire.Returned) -> None:
+    def returned(self, rank: int, word: words.Returned) -> None:
         if rank == 0 or self.value is None:
             self.value, self.problem = _loaded(word)
 
 
-def _kind_of(word: wire.Raised) -> Kind:
+def _kind_of(word: words.Raised) -> Kind:
     if word.final:
         return Kind.LIMIT
     # What it was given to start from is no fault of the function's.
@@ -442,7 +442,7 @@ def _kind_of(word: wire.Raised) -> Kind:
     return Kind.EXCEPTION if word.joined and given else Kind.START
 
 
-def _loaded(word: wire.Returned) -> tuple[Any, str]:
+def _loaded(word: words.Returned) -> tuple[Any, str]:
     """(what a worker returned, why that can't be had). It comes from a process that this driver started, over
     a socket that only it has.
     """

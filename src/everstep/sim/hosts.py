@@ -15,7 +15,7 @@ from typing import assert_never
 
 import msgspec
 
-from everstep.agent import wire
+from everstep.agent import framing, wire, words
 from everstep.agent.spool import Spool
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
@@ -83,7 +83,7 @@ class Worker:
         self._cluster.time.after(seconds, lambda: action() if self.alive else None)
 
     def say(self, message: msgspec.Struct) -> None:
-        data = wire.frame(message)
+        data = framing.frame(message)
         offset = self.spool.end
         self.spool.append(data)
         spec = self.spec
@@ -95,19 +95,19 @@ class Worker:
             try:
                 manifest = restore.verify(self._cluster.run.child(folder))
             except StorageError as error:
-                self.say(wire.Raised(str(error), "", False, self._cluster.time.now, False, folder))
+                self.say(words.Raised(str(error), "", False, self._cluster.time.now, False, folder))
                 self.end(1, None, by_us=False)
                 return
             self.restored = int(self._cluster.run.read(f"{folder}/{manifest.files[0].path}") or b"0")
-        self.say(wire.Hello(self.pid))
-        self.say(wire.Joined())
+        self.say(words.Hello(self.pid))
+        self.say(words.Joined())
         self._next()
 
     def _next(self) -> None:
         training = self._cluster.training
         if self.restored + self._index >= training.steps:
             self.returned = True
-            self.say(wire.Returned(None))
+            self.say(words.Returned(None))
             return
         self._later(training.step_s * self._cluster.rng.uniform(0.8, 1.5), self._step)
 
@@ -151,9 +151,9 @@ class Worker:
     def _report(self, part: Part | None, failed: str = "") -> None:
         self._index += 1
         raw = msgspec.Raw(self._metrics(self._index))
-        self.say(wire.Report(self._index, raw, part, bool(failed)))
+        self.say(words.Report(self._index, raw, part, bool(failed)))
         if failed:
-            self.say(wire.PartFailed(self._index, failed))
+            self.say(words.PartFailed(self._index, failed))
         self._next()
 
     def acknowledged_rows(self) -> set[bytes]:
@@ -278,12 +278,12 @@ class Agent:
             worker.end(None, 9, by_us=by_us)
 
     def _tell(self, message: wire.Tell) -> None:
-        for body in wire.Frames().feed(message.body):
-            word = wire.to_worker.decode(body)
+        for body in framing.Frames().feed(message.body):
+            word = words.to_worker.decode(body)
             for rank in message.ranks:
                 worker = self.workers.get((message.epoch, rank))
-                if isinstance(word, wire.Propose) and worker is not None and worker.alive:
-                    worker.say(wire.Counted(word.number, 0))
+                if isinstance(word, words.Propose) and worker is not None and worker.alive:
+                    worker.say(words.Counted(word.number, 0))
 
     def _acknowledged(self, message: wire.Acknowledge) -> None:
         for generation, rank, offset, state in message.ranks:

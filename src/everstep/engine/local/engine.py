@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from everstep.agent import kernel, wire
+from everstep.agent import framing, kernel, wire
 from everstep.control.failures import Failure, Kind
 from everstep.engine.base import Ask, Sink
 from everstep.engine.hearing import Hearing
@@ -28,7 +28,7 @@ class _Stream(asyncio.Protocol):
     def __init__(self, link: HostLink, beats: bool) -> None:
         self._link = link
         self._beats = beats
-        self._frames = wire.Frames()
+        self._frames = framing.Frames()
 
     def data_received(self, data: bytes) -> None:
         self._link.engine.hearing.heard(self._link.host)
@@ -62,13 +62,13 @@ class HostLink:
             transport, _ = await loop.create_unix_connection(partial(_Stream, self, beats), path)
             self._transports.append(transport)
             beat_s = ask.deadlines.heartbeat_interval_s if beats else 0.0
-            transport.write(wire.frame(wire.Attach(wire.WIRE_VERSION, ask.run, ask.lease, beat_s)))
+            transport.write(framing.frame(wire.Attach(wire.WIRE_VERSION, ask.run, ask.lease, beat_s)))
         self.alive = True
         self.engine.hearing.watch(self.host)
 
     def send(self, message: wire.AnyToAgent) -> None:
         if self._transports and not self._transports[0].is_closing():
-            self._transports[0].write(wire.frame(message))
+            self._transports[0].write(framing.frame(message))
 
     def heard(self, message: wire.AnyFromAgent) -> None:
         if isinstance(message, wire.Status):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import ray
 
-from everstep.agent import kernel, raynode, wire
+from everstep.agent import framing, kernel, raynode, wire
 from everstep.agent.host import SOCKET
 from everstep.engine.local.cluster import runtime_folder
 from everstep.engine.ray import cluster
@@ -58,7 +58,7 @@ class Session:
     def _connect(self, path: str, attach: wire.Attach) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(path)
-        sock.sendall(wire.frame(attach))
+        sock.sendall(framing.frame(attach))
         return sock
 
     def _read_words(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayError
 
-from everstep.agent import wire
+from everstep.agent import framing, wire
 from everstep.engine.base import Ask
 from everstep.engine.hearing import Hearing
 from everstep.engine.ray.clocks import HostClock
@@ -64,7 +64,7 @@ class HostLink:
             raise AgentVersionError(self.host, self.version, wire.WIRE_VERSION)
 
     def send(self, message: wire.AnyToAgent) -> None:
-        self.actor.order.remote(self.session, wire.frame(message))
+        self.actor.order.remote(self.session, framing.frame(message))
 
     async def _guard(self, body: Callable[[], Any]) -> None:
         try:
@@ -75,7 +75,7 @@ class HostLink:
             self._ears.lost(self, f"what its agent says can't be read ({describe(error)})")
 
     async def _listen(self) -> None:
-        frames = wire.Frames()
+        frames = framing.Frames()
         after = 0
         while True:
             taken = await self.actor.words.remote(self.session, after, _WAIT_S)

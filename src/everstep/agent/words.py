@@ -1,0 +1,193 @@
+"""What the driver and its workers say to each other. Agents carry it, and don't look inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from everstep.backend.base import Endpoint
+from everstep.control.reports import Part
+from everstep.control.snapshots import At
+
+
+class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Hello(FromWorkerMessage, frozen=True):
+    """The process runs; the leader of a group says where its rendezvous is."""
+
+    pid: int
+    endpoint: Endpoint | None = None
+
+
+class Joined(FromWorkerMessage, frozen=True):
+    """It is part of its group; the training function starts."""
+
+
+class Report(FromWorkerMessage, frozen=True, tag="r"):
+    index: int
+    metrics: msgspec.Raw
+    part: Part | None = None
+    owed: bool = False
+    """Its part is still being uploaded."""
+    restore_s: float = 0.0
+    bound: bool = False
+    """By this process, and nobody else can: a function of the user's uploads it."""
+    copied: bool = False
+    """Its host has a snapshot of this report in memory."""
+    copy_s: float = 0.0
+    """How long training waited for that."""
+    silent: bool = False
+    """It has no metrics: it brings what is to be saved when the function has returned."""
+
+
+class PartDone(FromWorkerMessage, frozen=True):
+    part: Part
+
+
+class PartFailed(FromWorkerMessage, frozen=True):
+    index: int
+    reason: str
+
+
+class NoMemory(FromWorkerMessage, frozen=True):
+    """Its host has no memory for this rank's snapshots."""
+
+    reason: str
+
+
+class Ask(FromWorkerMessage, frozen=True):
+    """Something that needs an answer: a collective of the control plane, or a question about checkpoints."""
+
+    seq: int
+    what: str
+    body: bytes = b""
+    """For a question: the last report of this rank, which is to be dealt with before the answer."""
+    turn: int = 0
+    """For a collective: its index among those of this rank, from 1. Else 0."""
+
+
+class Counted(FromWorkerMessage, frozen=True):
+    """Answers ``Propose``; the worker's next call waits for ``Agree``."""
+
+    number: int
+    calls: int
+
+
+class Returned(FromWorkerMessage, frozen=True):
+    value: bytes | None
+    problem: str = ""
+    """Why there is none, although the function returned something."""
+
+
+class Raised(FromWorkerMessage, frozen=True):
+    message: str
+    traceback: str
+    echo: bool
+    at: float
+    """By the monotonic clock of its host, as in ``Exited``."""
+    joined: bool
+    """It had joined its group: the user's code was running."""
+    damaged: str = ""
+    """The folder of the checkpoint that could not be restored, if that was the reason."""
+    lost_snapshot: bool = False
+    """The snapshot in memory that it was given could not be restored."""
+    final: bool = False
+    """It would happen again every time."""
+
+
+AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
+
+
+class ToWorker(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Rendezvous(ToWorker, frozen=True):
+    endpoint: Endpoint
+
+
+class Answer(ToWorker, frozen=True):
+    seq: int
+    body: bytes
+    error: str = ""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A committed checkpoint. A list of these answers a question about checkpoints."""
+
+    address: str
+    external: bool
+    """Somebody else has put it there."""
+    metrics: dict[str, Any]
+
+
+class Committed(ToWorker, frozen=True):
+    folder: str
+    index: int
+
+
+class Kept(ToWorker, frozen=True):
+    """The snapshot ``at`` stays, and nothing else up to ``upto`` is needed."""
+
+    at: At | None
+    upto: At
+
+
+class WantCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """What ``should_checkpoint()`` says; empty: no."""
+
+    reason: str
+
+
+class PreemptionTold(msgspec.Struct, frozen=True, tag=True):
+    """What ``get_preemption_info()`` says."""
+
+    deadline_ms: int | None
+    node_to_ranks: dict[str, list[int]]
+    """Empty: the notice was cancelled."""
+
+
+class StateDue(msgspec.Struct, frozen=True, tag=True):
+    """The state is to be written to storage, for the ``turn``-th time."""
+
+    turn: int
+
+
+class SnapshotEvery(msgspec.Struct, frozen=True, tag=True):
+    """A snapshot is taken with every so-many-th report; 0: with none."""
+
+    reports: int
+
+
+AnyValue = WantCheckpoint | PreemptionTold | StateDue | SnapshotEvery
+
+
+class Propose(ToWorker, frozen=True):
+    """A value is to change in all ranks at the same call: say how many calls there were (``Counted``)."""
+
+    number: int
+    value: AnyValue
+
+
+class Agree(ToWorker, frozen=True):
+    """What was proposed under this number holds from call ``start`` on."""
+
+    number: int
+    start: int
+
+
+class Undriven(ToWorker, frozen=True):
+    """From the agent itself: there is no driver now, or there is one again."""
+
+    now: bool
+
+
+AnyToWorker = Rendezvous | Answer | Committed | Kept | Propose | Agree | Undriven
+
+
+from_worker = msgspec.msgpack.Decoder(AnyFromWorker)
+to_worker = msgspec.msgpack.Decoder(AnyToWorker)
+listing = msgspec.msgpack.Decoder(list[Listed])
