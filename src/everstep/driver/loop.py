@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, assert_never
 
 from everstep.agent import wire, words
 from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
-from everstep.control.failures import Failure, Kind
 from everstep.control.table import Phase
 from everstep.driver import records
 from everstep.driver.clock import Clock, MachineClock
@@ -25,10 +22,13 @@ from everstep.driver.commits import Commits
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value
 from everstep.driver.housekeeping import FLUSH_S, Housekeeping
+from everstep.driver.incoming import Incoming
 from everstep.driver.job import Job
 from everstep.driver.lease import Lease
 from everstep.driver.lighthouse import Lighthouse
 from everstep.driver.observer import Incarnation, Observer
+from everstep.driver.outcome import DriverOutcome
+from everstep.driver.pump import Pump, Timers
 from everstep.driver.registry import LiveRun, Registry
 from everstep.driver.repair import Repair
 from everstep.driver.stacks import stacks_page
@@ -36,9 +36,9 @@ from everstep.driver.states import StatesDue
 from everstep.driver.takeover import LeftBehind, ask_agents
 from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
-from everstep.errors import EverstepError, FencedError, StorageError
+from everstep.errors import FencedError, StorageError
 from everstep.storage.asynchronous import AsyncStore
-from everstep.topology.slices import HostId, HostView, natural_key
+from everstep.topology.slices import HostId, natural_key
 
 
 class Driver:
@@ -65,7 +65,7 @@ class Driver:
         self._clock = clock or MachineClock()
         self._limits = job.run.deadlines
         self.controller = Controller(job.settings())
-        self.outcome = Ended()
+        self.outcome = DriverOutcome()
         config = job.run.checkpoint_config
         self._deletions = Deletions(
             run,
@@ -99,18 +99,22 @@ class Driver:
         self._states = StatesDue(config.storage_every_s, self.workers.talk.agreement.propose)
         self._house = Housekeeping(run, lease.journal, lease.history, job.marker, observer.say, self._clock)
         self._pump = Pump(self.controller, self._carry_out, self._handled)
-        self._timers: dict[tuple[e.TimerName, int], asyncio.TimerHandle] = {}
-        self._prepared: set[HostId] = set()
-        self._said: set[str] = set()
-        """Why workers aren't forked: other hosts need not say the same again."""
+        self._timers = Timers(self._clock, self.emit)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left: LeftBehind | None = None
-        """While an earlier driver's agents tell what they have."""
         self._lighthouse: Lighthouse | None = None
         if isinstance(job.backend, NeedsLighthouse):
             self._lighthouse = Lighthouse(
                 job.backend.lighthouse(), lease.precedence, engine.send, engine.address
             )
+        self._incoming = Incoming(
+            self._clock,
+            self.emit,
+            self.outcome.breaks,
+            self._keep_tail,
+            self.workers,
+            observer,
+            self._lighthouse,
+        )
 
     # ------------------------------------------------------------------ from beginning to end
 
@@ -132,7 +136,7 @@ class Driver:
         self._spawn(self._house.keep_short())
         self._spawn(self._stop_on_request())
         try:
-            await self._engine.open(self, self._job.ask(self._lease.precedence))
+            await self._engine.open(self._incoming, self._job.ask(self._lease.precedence))
             await self._open()
             await self.outcome.over.wait()
         finally:
@@ -165,7 +169,7 @@ class Driver:
             self._publish()
             self.workers.tell_adopted()
             for host, message in left.messages():
-                self.on_message(host, message)
+                self._incoming.on_message(host, message)
 
     async def _close(self) -> None:
         # A driver that was replaced changes nothing on its way out: hosts, journal and registry are another's
@@ -197,10 +201,10 @@ class Driver:
 
     def _closing(self) -> records.Closed:
         now = self._clock.now()
-        end = self.outcome.end
+        end, message = self.outcome.end, self.outcome.message()
         if end is None:
-            return records.Closed(now, c.Outcome.FAILED.value, "the driver itself failed", None)
-        return records.Closed(now, end.outcome.value, _message(end), plain_value(self.workers.results.value))
+            return records.Closed(now, c.Outcome.FAILED.value, message, None)
+        return records.Closed(now, end.outcome.value, message, plain_value(self.workers.results.value))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -213,7 +217,7 @@ class Driver:
         if isinstance(error, FencedError):
             self.emit(e.LeaseLost(at=self._clock.now(), holder=error.holder))
         elif error is not None:
-            self.on_broken(error)
+            self.outcome.breaks(error)
 
     # ------------------------------------------------------------------ taking a run over
 
@@ -224,11 +228,11 @@ class Driver:
         hosts = self._engine.held()
         if not hosts:
             return None, None
-        self._left = left = LeftBehind(hosts, self._lease.history.last_epoch)
+        self._incoming.left = left = LeftBehind(hosts, self._lease.history.last_epoch)
         await ask_agents(
             self._engine, left, self._lease.precedence, self._slices, self._limits, self._observer.say
         )
-        self._left = None
+        self._incoming.left = None
         history = self._lease.history
         history.last_epoch = max(history.last_epoch, left.epoch)
         kept = left.kept_hosts()
@@ -236,7 +240,7 @@ class Driver:
             return None, left.remains(self._slices())
         self.workers.adopt(left.streams(), left.pids(), left.epoch)
         left.outdated = left.fingerprints() != {self._job.fingerprint}
-        self._prepared = set() if left.outdated else kept
+        self._incoming.prepared = set() if left.outdated else kept
         if self._lighthouse is not None and left.lighthouse is not None:
             self._lighthouse.found(*left.lighthouse)
         self._write(records.TakenOver(self._clock.now(), left.epoch))
@@ -259,7 +263,7 @@ class Driver:
         try:
             self._pump.put(event)
         except BaseException as error:  # a bug: stop with its cause rather than go on with half a decision
-            self.on_broken(error)
+            self.outcome.breaks(error)
 
     def _handled(self, event: e.AnyEvent) -> None:
         """Something may have changed: what is committed, who speaks for the run, and which hosts need to know
@@ -281,9 +285,9 @@ class Driver:
     def _carry_out(self, command: c.AnyCommand) -> None:
         match command:
             case c.SetTimer():
-                self._set_timer(command)
+                self._timers.set(command)
             case c.CancelTimer():
-                self._cancel_timer(command.timer, command.key)
+                self._timers.cancel(command.timer, command.key)
             case c.Reserve():
                 self._engine.reserve(command.reservation, command.slices)
             case c.Release():
@@ -320,21 +324,6 @@ class Driver:
             case _:
                 assert_never(command)
 
-    def _set_timer(self, command: c.SetTimer) -> None:
-        self._cancel_timer(command.timer, command.key)
-        delay = max(0.0, command.at - self._clock.now())
-        key = (command.timer, command.key)
-        self._timers[key] = asyncio.get_running_loop().call_later(delay, self._timer_fired, key)
-
-    def _cancel_timer(self, timer: e.TimerName, key: int) -> None:
-        handle = self._timers.pop((timer, key), None)
-        if handle is not None:
-            handle.cancel()
-
-    def _timer_fired(self, key: tuple[e.TimerName, int]) -> None:
-        self._timers.pop(key, None)
-        self.emit(e.TimerFired(at=self._clock.now(), timer=key[0], key=key[1]))
-
     def _start_workers(self, command: c.StartWorkers) -> None:
         if self.workers.begin(command) and self._lighthouse is not None:
             self._lighthouse.renew()
@@ -363,100 +352,8 @@ class Driver:
         self._engine.send(command.host, stop)
         self.workers.stopping(command)
 
-    # ------------------------------------------------------------------ the engine's messages (Sink)
-
-    def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
-        self.emit(e.CapacityChanged(at=self._clock.now(), hosts=hosts))
-
-    def on_reserved(self, reservation: int) -> None:
-        self.emit(e.Reserved(at=self._clock.now(), reservation=reservation))
-
-    def on_reservation_failed(self, reservation: int, reason: str) -> None:
-        self.emit(e.ReservationFailed(at=self._clock.now(), reservation=reservation, reason=reason))
-
-    def on_lost(self, host: HostId, failure: Failure) -> None:
-        self._prepared.discard(host)
-        self.emit(e.HostLost(at=self._clock.now(), host=host, failure=failure))
-
-    def on_trouble(self, line: str) -> None:
-        self._observer.say(line)
-
-    def on_broken(self, error: BaseException) -> None:
-        self.outcome.breaks(error)
-
-    def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
-        if self._left is not None:
-            self._left.hear(host, message)
-            return
-        match message:
-            case wire.FromWorker():
-                self.workers.heard(message)
-            case wire.Spawned():
-                self.workers.spawned(message)
-            case wire.Exited():
-                tail = self.workers.exited(host, message)
-                if tail is not None:
-                    self._spawn(self._keep(*tail, "the log of a failed rank"))
-            case wire.Uploaded():
-                self.workers.uploaded(message)
-            case wire.Quiet():
-                self.emit(
-                    e.WorkersQuiet(
-                        at=self._clock.now(), host=host, epoch=message.epoch, vitals=tuple(message.vitals)
-                    )
-                )
-            case wire.Examined():
-                self.emit(
-                    e.WorkersExamined(
-                        at=self._clock.now(),
-                        host=host,
-                        epoch=message.epoch,
-                        look=message.look,
-                        found=tuple(message.found),
-                    )
-                )
-            case wire.Gone():
-                self.emit(
-                    e.WorkersGone(
-                        at=self._clock.now(),
-                        host=host,
-                        epoch=message.epoch,
-                        generation=message.generation,
-                        ranks=frozenset(message.ranks),
-                    )
-                )
-            case wire.Prepared():
-                self._host_prepared(host, message)
-            case wire.Unprepared():
-                self._host_unprepared(host, message)
-            case wire.Output():
-                self._observer.output(message.rank, message.text)
-            case wire.Noticed():
-                self.workers.noticed(host, message.grace_s)
-            case wire.LighthouseUp():
-                if self._lighthouse is not None:
-                    self._lighthouse.up(host, message.address)
-            case wire.Status() | wire.Beat() | wire.Inventory() | wire.HandedOver():
-                pass
-            case _:
-                assert_never(message)
-
-    def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
-        if not message.forks and message.why_not and message.why_not not in self._said:
-            self._said.add(message.why_not)
-            self._observer.say(
-                f"{host}: {message.why_not}; workers start as fresh processes, which is slower"
-            )
-        self._prepared.add(host)
-        self.emit(e.HostPrepared(at=self._clock.now(), host=host))
-
-    def _host_unprepared(self, host: HostId, message: wire.Unprepared) -> None:
-        kind, now = message.kind, self._clock.now()
-        if kind is Kind.TEMPLATE and host not in self._prepared:
-            kind = Kind.START
-        self._prepared.discard(host)
-        failure = Failure(kind, now, message.message, host=host, traceback=message.traceback)
-        self.emit(e.HostUnprepared(at=now, host=host, failure=failure))
+    def _keep_tail(self, name: str, data: bytes) -> None:
+        self._spawn(self._keep(name, data, "the log of a failed rank"))
 
     async def _keep(self, name: str, data: bytes, what: str) -> None:
         """Logs stay on their host; the end of what a failed rank printed goes where the run lives, and so do
@@ -560,82 +457,3 @@ class Driver:
         except OSError as error:
             self._observer.say(f"other terminals can't find this run: {error}")
         self._observer.started(live)
-
-
-class Pump:
-    """Gives events to the controller one after the other. What a command brings about waits its turn."""
-
-    def __init__(
-        self,
-        controller: Controller,
-        carry_out: Callable[[c.AnyCommand], None],
-        handled: Callable[[e.AnyEvent], None],
-    ) -> None:
-        self._controller = controller
-        self._carry_out = carry_out
-        self._handled = handled
-        self._queue: deque[e.AnyEvent] = deque()
-        self._busy = False
-
-    def put(self, event: e.AnyEvent) -> None:
-        self._queue.append(event)
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._queue:
-                event = self._queue.popleft()
-                for command in self._controller.handle(event):
-                    self._carry_out(command)
-                self._handled(event)
-        finally:
-            self._busy = False
-
-
-class Ended:
-    """How a driver ends, for the thread that waits for it."""
-
-    def __init__(self) -> None:
-        self.end: c.EndRun | None = None
-        self.broken: BaseException | None = None
-        """Why it could not go on."""
-        self.crash: BaseException | None = None
-        """What its thread ended with."""
-        self.unrecorded: EverstepError | None = None
-        """Why the end is not in the journal, if it isn't."""
-        self.stop_at_checkpoint = False
-        self.done = threading.Event()
-        self.over = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def is_fenced(self) -> bool:
-        """Also if it was found out only when the end was to be recorded."""
-        ended = self.end is not None and self.end.outcome is c.Outcome.FENCED
-        return ended or isinstance(self.unrecorded, FencedError)
-
-    def begin(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def ended(self, end: c.EndRun) -> None:
-        self.end = end
-        self.over.set()
-
-    def breaks(self, error: BaseException) -> None:
-        self.broken = error
-        self.over.set()
-
-    def call(self, work: Callable[[], None]) -> None:
-        """On the driver's loop, from any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            try:
-                self._loop.call_soon_threadsafe(work)
-            except RuntimeError:
-                pass  # it closed just now: the run has ended
-
-
-def _message(end: c.EndRun) -> str:
-    if end.cause is None:
-        return end.message
-    rank = f"rank {end.cause.rank}: " if end.cause.rank is not None else ""
-    return f"{rank}{end.cause.message} ({end.message})"

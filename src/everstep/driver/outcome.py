@@ -1,0 +1,62 @@
+"""How a driver ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from everstep.control import commands as c
+from everstep.errors import EverstepError, FencedError
+
+
+class DriverOutcome:
+    """How a driver ends, for the thread that waits for it."""
+
+    def __init__(self) -> None:
+        self.end: c.EndRun | None = None
+        self.broken: BaseException | None = None
+        """Why it could not go on."""
+        self.crash: BaseException | None = None
+        """What its thread ended with."""
+        self.unrecorded: EverstepError | None = None
+        """Why the end is not in the journal, if it isn't."""
+        self.stop_at_checkpoint = False
+        self.done = threading.Event()
+        self.over = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_fenced(self) -> bool:
+        """Also if it was found out only when the end was to be recorded."""
+        ended = self.end is not None and self.end.outcome is c.Outcome.FENCED
+        return ended or isinstance(self.unrecorded, FencedError)
+
+    def begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def ended(self, end: c.EndRun) -> None:
+        self.end = end
+        self.over.set()
+
+    def breaks(self, error: BaseException) -> None:
+        self.broken = error
+        self.over.set()
+
+    def call(self, work: Callable[[], None]) -> None:
+        """On the driver's loop, from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(work)
+            except RuntimeError:
+                pass  # it closed just now: the run has ended
+
+    def message(self) -> str:
+        """What the run's last record says of it."""
+        end = self.end
+        if end is None:
+            return "the driver itself failed"
+        if end.cause is None:
+            return end.message
+        rank = f"rank {end.cause.rank}: " if end.cause.rank is not None else ""
+        return f"{rank}{end.cause.message} ({end.message})"
