@@ -16,7 +16,7 @@ from everstep.agent import kernel, stacks, wire
 from everstep.agent.progress import Page, Progress, Seen, shared_memory
 from everstep.agent.watch import Watched
 from everstep.backend.base import Member
-from everstep.control.vitals import Place, Stage, Vitals
+from everstep.control.vitals import StackPlace, Stage, Vitals
 from everstep.topology.placement import Assignment
 from processes import wait_for
 
@@ -155,7 +155,7 @@ def test_a_stack_that_is_taken_while_python_is_locked_names_the_line(tmp_path: P
         process.kill()
     page.close()
     assert stacks.line_of(found.main) == f"{script}:7 in locks"
-    assert stacks.place_of(found.main) is Place.WORKING
+    assert stacks.place_of(found.main) is StackPlace.WORKING
 
 
 def test_a_thread_that_waits_in_pythons_own_modules_waits_for_something() -> None:
@@ -164,11 +164,11 @@ def test_a_thread_that_waits_in_pythons_own_modules_waits_for_something() -> Non
     wait = stacks.Frame(threading.__file__, 320, "wait")
     mine = stacks.Frame("/home/me/train.py", 3, "next_batch")
     reduce = stacks.Frame("/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", 9, "all_reduce")
-    assert stacks.place_of((wait, mine)) is Place.WAITING
-    assert stacks.place_of((mine,)) is Place.WORKING
-    assert stacks.place_of((reduce, mine)) is Place.COLLECTIVE
-    assert stacks.place_of((wait, reduce, mine)) is Place.COLLECTIVE
-    assert stacks.place_of(()) is Place.UNKNOWN
+    assert stacks.place_of((wait, mine)) is StackPlace.WAITING
+    assert stacks.place_of((mine,)) is StackPlace.WORKING
+    assert stacks.place_of((reduce, mine)) is StackPlace.COLLECTIVE
+    assert stacks.place_of((wait, reduce, mine)) is StackPlace.COLLECTIVE
+    assert stacks.place_of(()) is StackPlace.UNKNOWN
     assert stacks.line_of((wait, reduce, mine)) == "/home/me/train.py:3 in next_batch"
 
 

@@ -14,19 +14,21 @@ from everstep.control.failures import Kind
 from everstep.control.hangs import is_overdue, judge
 from everstep.control.settings import OnHang, Settings
 from everstep.control.table import Phase
-from everstep.control.vitals import Finding, Place, Stage, State, Vitals
+from everstep.control.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
 
 LIMITS = Deadlines()
 STEP = Vitals(0, 0, Stage.TRAINING, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0, 10, 10)
 STILL = msgspec.structs.replace(STEP, quiet_s=25.0, still_s=25.0, asleep_s=25.0)
 
 
-def rank(number: int, vitals: Vitals = STILL, place: Place = Place.WORKING, **changes: Any) -> Finding:
+def rank(
+    number: int, vitals: Vitals = STILL, place: StackPlace = StackPlace.WORKING, **changes: Any
+) -> Finding:
     return Finding(msgspec.structs.replace(vitals, rank=number, **changes), place, f"train.py:{number}")
 
 
 def waiting(number: int, **changes: Any) -> Finding:
-    return rank(number, STILL, Place.COLLECTIVE, **changes)
+    return rank(number, STILL, StackPlace.COLLECTIVE, **changes)
 
 
 def blamed(*found: Finding, others: tuple[Finding, ...] | None = None) -> tuple[int, ...] | None:
@@ -46,7 +48,7 @@ def blamed(*found: Finding, others: tuple[Finding, ...] | None = None) -> tuple[
         ({"usual_s": 100.0}, False),  # its steps take that long
         ({"lull_s": 60.0}, False),  # it was as still before, and went on
         ({"still_s": 0.0, "held_s": 25.0}, True),
-        ({"state": State.TRACED}, False),
+        ({"state": ProcessState.TRACED}, False),
         ({"stage": Stage.FIRST_STEP}, False),
         ({"stage": Stage.FIRST_STEP, "quiet_s": 700.0, "still_s": 700.0}, True),
         ({"stage": Stage.FIRST_STEP, "quiet_s": 7000.0, "still_s": 0.0}, False),  # compiling
@@ -69,7 +71,7 @@ def test_a_rank_is_overdue_when_nothing_that_it_may_be_doing_takes_so_long(
 
 
 def test_a_stopped_process_is_to_blame_whatever_the_others_do() -> None:
-    assert blamed(waiting(0), rank(1, state=State.STOPPED), rank(2)) == (1,)
+    assert blamed(waiting(0), rank(1, state=ProcessState.STOPPED), rank(2)) == (1,)
 
 
 def test_a_c_call_that_keeps_pythons_lock_is_to_blame() -> None:
@@ -90,16 +92,16 @@ def test_without_counts_the_one_that_is_not_in_a_collective_is_to_blame() -> Non
 
 
 def test_who_waits_for_a_child_or_a_thread_is_to_blame_if_nobody_is_at_work() -> None:
-    assert blamed(waiting(0), rank(1, STILL, Place.WAITING), waiting(2)) == (1,)
+    assert blamed(waiting(0), rank(1, STILL, StackPlace.WAITING), waiting(2)) == (1,)
 
 
 def test_who_waits_for_something_is_not_to_blame_while_another_rank_is_busy() -> None:
     busy = rank(0, STILL, still_s=0.0)
-    assert blamed(busy, rank(1, STILL, Place.WAITING)) is None
+    assert blamed(busy, rank(1, STILL, StackPlace.WAITING)) is None
 
 
 def test_who_waits_for_something_while_all_others_get_on_is_to_blame() -> None:
-    assert blamed(rank(0, STEP, reports=12), rank(1, STILL, Place.WAITING)) == (1,)
+    assert blamed(rank(0, STEP, reports=12), rank(1, STILL, StackPlace.WAITING)) == (1,)
 
 
 def test_a_rank_that_has_returned_is_to_blame_if_all_others_wait() -> None:
@@ -112,11 +114,11 @@ def test_a_rank_that_has_returned_is_not_to_blame_for_one_that_hangs_by_itself()
 
 def test_the_last_rank_may_take_its_time_after_the_others_have_returned() -> None:
     assert blamed(rank(0), rank(1, stage=Stage.RETURNED)) is None
-    assert blamed(rank(0, STILL, Place.WAITING), rank(1, stage=Stage.RETURNED)) is None
+    assert blamed(rank(0, STILL, StackPlace.WAITING), rank(1, stage=Stage.RETURNED)) is None
 
 
 def test_who_has_not_reported_is_to_blame_if_a_report_waits_for_it() -> None:
-    saves = rank(0, STILL, Place.REPORT, reports=16, collectives=10)
+    saves = rank(0, STILL, StackPlace.REPORT, reports=16, collectives=10)
     assert blamed(saves, waiting(1, reports=0, collectives=11), waiting(2, reports=0, collectives=11)) == (
         1,
         2,
@@ -138,8 +140,8 @@ def test_ranks_that_wait_in_the_same_collective_may_have_a_slow_network() -> Non
 # ---------------------------------------------------------------------- who only does nothing
 
 
-@pytest.mark.parametrize("place", [Place.WORKING, Place.WAITING, Place.UNKNOWN])
-def test_ranks_that_do_nothing_together_hang_only_after_far_longer_than_any_step(place: Place) -> None:
+@pytest.mark.parametrize("place", [StackPlace.WORKING, StackPlace.WAITING, StackPlace.UNKNOWN])
+def test_ranks_that_do_nothing_together_hang_only_after_far_longer_than_any_step(place: StackPlace) -> None:
     def idle(seconds: float, usual: float = 1.0) -> tuple[int, ...] | None:
         still = {"quiet_s": seconds, "still_s": seconds, "asleep_s": seconds, "usual_s": usual}
         return blamed(rank(0, STILL, place, **still), rank(1, STILL, place, **still))
@@ -154,12 +156,12 @@ def test_ranks_that_do_nothing_together_hang_only_after_far_longer_than_any_step
 def test_a_single_worker_that_does_nothing_may_wait_for_something() -> None:
     assert blamed(rank(0)) is None
     assert blamed(rank(0, held_s=25.0)) is None
-    assert blamed(rank(0, state=State.STOPPED)) == (0,)
+    assert blamed(rank(0, state=ProcessState.STOPPED)) == (0,)
 
 
 def test_a_loop_of_the_users_that_waits_for_something_is_left_alone() -> None:
     assert blamed(rank(0, asleep_s=1.0), waiting(1)) is None
-    assert blamed(rank(0, STILL, Place.WAITING, asleep_s=1.0), waiting(1)) == (0,)
+    assert blamed(rank(0, STILL, StackPlace.WAITING, asleep_s=1.0), waiting(1)) == (0,)
 
 
 def test_a_rank_whose_peers_are_ahead_by_reports_is_to_blame_though_they_do_not_wait() -> None:

@@ -10,7 +10,7 @@ from everstep import CheckpointConfig
 from everstep.control.commands import PreemptionSeen
 from everstep.control.events import CheckpointRef, Notice
 from everstep.driver import records
-from everstep.driver.history import History, Kept, to_delete
+from everstep.driver.history import History, KeptCheckpoint, to_delete
 
 scores = st.lists(st.one_of(st.floats(), st.none()), max_size=12)
 
@@ -22,7 +22,7 @@ def test_retention_never_removes_the_newest_and_never_something_better_than_what
     history = History()
     for n, value in enumerate(values):
         ref = CheckpointRef(f"c{n}", 1, n)
-        history.checkpoints[ref.folder] = Kept(ref, {} if value is None else {"s": value}, None)
+        history.checkpoints[ref.folder] = KeptCheckpoint(ref, {} if value is None else {"s": value}, None)
     config = CheckpointConfig(num_to_keep=keep, checkpoint_score_attribute="s", checkpoint_score_order=order)  # type: ignore[arg-type]
     gone = to_delete(history, config)
     if not values:
@@ -44,7 +44,7 @@ def scored(*scores: float) -> History:
     history = History()
     for n, score in enumerate(scores):
         ref = CheckpointRef(f"c{n}", 1, n, order=n)
-        history.checkpoints[ref.folder] = Kept(ref, {"eval": {"loss": score}}, None)
+        history.checkpoints[ref.folder] = KeptCheckpoint(ref, {"eval": {"loss": score}}, None)
     return history
 
 
@@ -65,7 +65,9 @@ def test_a_score_is_found_in_nested_metrics_whose_names_have_slashes_too() -> No
     history = History()
     for n, score in enumerate([9.0, 1.0, 2.0]):
         ref = CheckpointRef(f"c{n}", 1, n, order=n)
-        history.checkpoints[ref.folder] = Kept(ref, {"eval": 0, "eval/main": {"top": {"1": score}}}, None)
+        history.checkpoints[ref.folder] = KeptCheckpoint(
+            ref, {"eval": 0, "eval/main": {"top": {"1": score}}}, None
+        )
     assert to_delete(history, CheckpointConfig(1, "eval/main/top/1")) == ["c1"]
 
 
@@ -73,7 +75,7 @@ def test_an_older_checkpoint_whose_upload_ends_later_stays_the_older_one() -> No
     history = History()
     for index, order in [(2, 1), (3, 2), (1, 3)]:  # in the order of their commits
         ref = CheckpointRef(f"c{index}", 1, index, order=order)
-        history.checkpoints[ref.folder] = Kept(ref, {"score": 0.0}, None)
+        history.checkpoints[ref.folder] = KeptCheckpoint(ref, {"score": 0.0}, None)
     assert [kept.ref.folder for kept in history.in_order()] == ["c1", "c2", "c3"]
     assert to_delete(history, CheckpointConfig(2)) == ["c1"]
     assert to_delete(history, CheckpointConfig(2, "score")) == ["c1"], "of equal ones the newer is better"
@@ -83,7 +85,7 @@ def test_of_two_replica_groups_the_checkpoint_that_was_complete_later_is_the_new
     history = History()
     for group, index, order in [(0, 2, 1), (1, 1, 2), (0, 1, 3), (0, 3, 4)]:
         ref = CheckpointRef(f"g{group}.{index}", 1, index, group, order=order)
-        history.checkpoints[ref.folder] = Kept(ref, {}, None)
+        history.checkpoints[ref.folder] = KeptCheckpoint(ref, {}, None)
     assert [kept.ref.folder for kept in history.in_order()] == ["g0.1", "g0.2", "g1.1", "g0.3"]
 
 

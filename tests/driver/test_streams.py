@@ -7,7 +7,7 @@ import pytest
 
 from everstep.agent import framing, words
 from everstep.control.reports import Part
-from everstep.driver.streams import Stream, Summary
+from everstep.driver.streams import Summary, WorkerStream
 from everstep.topology.placement import Assignment
 
 HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
@@ -22,7 +22,7 @@ def saving(index: int) -> words.Report:
     return words.Report(index, RAW, Part(index, f"c{index}"))
 
 
-def hear(stream: Stream, *said: words.AnyFromWorker) -> int:
+def hear(stream: WorkerStream, *said: words.AnyFromWorker) -> int:
     data = b"".join(framing.frame(word) for word in said)
     assert len(list(stream.feed(data))) == len(said)
     return len(data)
@@ -34,7 +34,7 @@ def state(acknowledged: tuple[int, bytes] | None) -> tuple[int, Summary]:
 
 
 def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> None:
-    stream = Stream(HERE, 0)
+    stream = WorkerStream(HERE, 0)
     size = hear(
         stream,
         words.Hello(1),
@@ -49,7 +49,7 @@ def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> N
 
 
 def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
-    stream = Stream(HERE, 0)
+    stream = WorkerStream(HERE, 0)
     before = hear(stream, words.Joined(), plain(1))
     after = hear(stream, saving(2), plain(3))
     stream.settle({2}, set())
@@ -60,7 +60,7 @@ def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_question_is_heard_again_until_it_is_answered(turn: int) -> None:
-    stream = Stream(HERE, 0)
+    stream = WorkerStream(HERE, 0)
     before = hear(stream, words.Joined())
     after = hear(stream, words.Ask(1, "any", b"", turn), plain(1))
     stream.settle(set(), {1})
@@ -71,7 +71,7 @@ def test_a_question_is_heard_again_until_it_is_answered(turn: int) -> None:
 
 @pytest.mark.parametrize("last", [words.Returned(None), words.Raised("m", "t", False, 0.0, True)])
 def test_a_workers_last_word_is_never_acknowledged(last: words.AnyFromWorker) -> None:
-    stream = Stream(HERE, 0)
+    stream = WorkerStream(HERE, 0)
     before = hear(stream, plain(1))
     hear(stream, last)
     stream.settle(set(), set())
@@ -81,12 +81,12 @@ def test_a_workers_last_word_is_never_acknowledged(last: words.AnyFromWorker) ->
 
 
 def test_a_later_driver_goes_on_where_the_state_says() -> None:
-    first = Stream(HERE, 0)
+    first = WorkerStream(HERE, 0)
     hear(first, words.Joined(), plain(1), plain(2))
     first.settle(set(), set())
     acknowledged = first.acknowledgement()
     assert acknowledged is not None
-    later = Stream(HERE, 0, *acknowledged)
+    later = WorkerStream(HERE, 0, *acknowledged)
     assert (later.joined, later.upto) == (True, 2)
     size = hear(later, plain(3))
     later.settle(set(), set())

@@ -15,7 +15,7 @@ from ray.core.generated.autoscaler_pb2 import GangResourceRequest
 from ray.core.generated.common_pb2 import LabelSelectorOperator
 
 from everstep import Deadlines, ScalingConfig
-from everstep.engine.base import Ask
+from everstep.engine.base import EngineRequest
 from everstep.engine.ray import demand as demands
 from everstep.engine.ray.cluster import Node
 from everstep.engine.ray.demand import Demand
@@ -66,7 +66,7 @@ def selector(labels: dict[str, str]) -> list[tuple[str, int, list[str]]]:
 
 def launched(scaling: ScalingConfig, times: int, *groups: dict[str, Any]) -> dict[str, int]:
     """What the autoscaler starts for so many pending placement groups, in a cluster of a head alone."""
-    ask = Ask("run", 1, {}, 0, scaling.max_workers, Deadlines(), scaling.wanted)
+    ask = EngineRequest("run", 1, {}, 0, scaling.max_workers, Deadlines(), scaling.wanted)
     head = Node("f" * 56, "10.0.0.1", True, {}, {"CPU": 8.0})
     wish = Demand("everstep/x/", ask).wish([head])
     apart = ResourceRequestUtil.PlacementConstraintType.ANTI_AFFINITY
@@ -149,7 +149,7 @@ class Groups:
         self.table: dict[str, dict[str, Any]] = {}
         monkeypatch.setattr(demands, "placement_group", self._make)
         monkeypatch.setattr(demands.cluster, "remove_group", self.table.pop)
-        ask = Ask("run", 1, {}, 0, ON_TPU.max_workers, Deadlines(), ON_TPU.wanted)
+        ask = EngineRequest("run", 1, {}, 0, ON_TPU.max_workers, Deadlines(), ON_TPU.wanted)
         self.demand = Demand("everstep/x/", ask)
 
     def _make(self, bundles: list[Any], name: str, **_: Any) -> None:

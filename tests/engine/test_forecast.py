@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from everstep.control.ledger import Category
-from everstep.engine.sim.forecast.answer import Answer, advise, ask, best_interval_s
+from everstep.engine.sim.forecast.answer import ForecastAnswer, advise, ask, best_interval_s
 from everstep.engine.sim.forecast.outages import TraceError, load_trace, read_trace, with_notices
 from everstep.engine.sim.forecast.plot import PlotUnavailable, plot
 from everstep.engine.sim.forecast.presets import PRESETS
-from everstep.engine.sim.forecast.question import EVERSTEP, FULL_RESTART, POLICIES, Policy, Question
+from everstep.engine.sim.forecast.question import EVERSTEP, FULL_RESTART, POLICIES, ForecastQuestion, Policy
 
-QUIET = Question(slices=8, days=1.0, mtbf_h=None, checkpoint_every_s=600.0, checkpoint_cost_s=6.0)
-BUSY = Question(slices=8, hosts_per_slice=2, spares=1, days=10.0, mtbf_h=300.0, repair_h=6.0, seed=3)
+QUIET = ForecastQuestion(slices=8, days=1.0, mtbf_h=None, checkpoint_every_s=600.0, checkpoint_cost_s=6.0)
+BUSY = ForecastQuestion(slices=8, hosts_per_slice=2, spares=1, days=10.0, mtbf_h=300.0, repair_h=6.0, seed=3)
 
 
 def trace(tmp_path: Path, *lines: str) -> str:
@@ -25,7 +25,7 @@ def trace(tmp_path: Path, *lines: str) -> str:
     return str(file)
 
 
-def change(question: Question, **changes: object) -> Question:
+def change(question: ForecastQuestion, **changes: object) -> ForecastQuestion:
     return msgspec.structs.replace(question, **changes)
 
 
@@ -44,7 +44,7 @@ def change(question: Question, **changes: object) -> Question:
     ],
     ids=["quiet", "fixed", "elastic", "groups", "elastic groups", "no spares", "crashes", "trace"],
 )
-def test_every_second_of_every_host_is_in_one_category(question: Question, policy: Policy) -> None:
+def test_every_second_of_every_host_is_in_one_category(question: ForecastQuestion, policy: Policy) -> None:
     answer = ask(question, policy)
     assert sum(answer.shares.values()) == pytest.approx(1.0, abs=1e-9)
     assert all(share >= 0.0 for share in answer.shares.values())
@@ -162,7 +162,7 @@ def test_the_trace_that_is_shipped_can_be_read_and_has_its_licence() -> None:
 # ---------------------------------------------------------------------- the picture
 
 
-def answers() -> list[Answer]:
+def answers() -> list[ForecastAnswer]:
     return [ask(QUIET, policy) for policy in POLICIES.values()]
 
 

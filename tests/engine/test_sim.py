@@ -12,10 +12,10 @@ import pytest
 
 from everstep.control.commands import Outcome, Rung
 from everstep.engine.sim import coverage
-from everstep.engine.sim.clock import Channel, Clock
+from everstep.engine.sim.clock import EventClock, ModelChannel
 from everstep.engine.sim.hunt import hunt, try_seeds
 from everstep.engine.sim.plants import PLANTS, planted
-from everstep.engine.sim.run import Finding, run_seed
+from everstep.engine.sim.run import ScheduleFailed, run_seed
 from everstep.engine.sim.scenario import Family
 from everstep.engine.sim.shrink import shrink
 
@@ -74,10 +74,10 @@ def test_what_is_found_is_shrunk_to_something_that_still_fails() -> None:
     assert "StartWorkers" in short.story.text()
 
 
-def _finding(seed: int) -> Finding | None:
+def _finding(seed: int) -> ScheduleFailed | None:
     try:
         run_seed(seed)
-    except Finding as finding:
+    except ScheduleFailed as finding:
         return finding
     return None
 
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_journal_byte_for_byte_in_every_process() -
 
 
 def test_things_happen_in_the_order_of_their_time_and_then_of_their_making() -> None:
-    clock = Clock()
+    clock = EventClock()
     happened: list[str] = []
     for when, what in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         clock.at(when, lambda what=what: happened.append(what))  # type: ignore[misc]
@@ -134,8 +134,8 @@ def test_things_happen_in_the_order_of_their_time_and_then_of_their_making() -> 
 
 
 def test_a_channel_is_late_but_keeps_its_order() -> None:
-    clock = Clock()
-    channel = Channel(clock)
+    clock = EventClock()
+    channel = ModelChannel(clock)
     heard: list[int] = []
     for number, latency in enumerate((5.0, 0.1, 1.0)):
         channel.send(latency, lambda number=number: heard.append(number))  # type: ignore[misc]

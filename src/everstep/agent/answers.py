@@ -12,7 +12,7 @@ from everstep.agent import words
 
 
 @dataclass(frozen=True)
-class Question:
+class OpenQuestion:
     seq: int
     box: queue.SimpleQueue[words.Answer] = field(default_factory=queue.SimpleQueue)
 
@@ -32,12 +32,12 @@ class Answers:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, Question] = {}
+        self._open: dict[int, OpenQuestion] = {}
 
     @contextmanager
-    def expected(self) -> Iterator[Question]:
+    def expected(self) -> Iterator[OpenQuestion]:
         """A new question, which can be answered until the end of the context."""
-        question = Question(next(self._numbers))
+        question = OpenQuestion(next(self._numbers))
         self._open[question.seq] = question
         try:
             yield question

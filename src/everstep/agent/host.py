@@ -17,11 +17,11 @@ from everstep.agent import descriptors, kernel, wire, words
 from everstep.agent.drivers import Beats, Connection, Holder
 from everstep.agent.forwarder import Forwarder
 from everstep.agent.guard import end_children
-from everstep.agent.lighthouse import Lighthouse
+from everstep.agent.lighthouse import LighthouseProcess
 from everstep.agent.preparation import Preparation
 from everstep.agent.stops import Stops
 from everstep.agent.watch import Watch
-from everstep.agent.workers import Worker, Workers
+from everstep.agent.workers import HostWorkers, WorkerProcess
 from everstep.control.failures import Kind
 
 SOCKET = "agent.sock"
@@ -32,7 +32,7 @@ _END_S = 5.0
 
 
 class Agent:
-    """Who holds it, and what that driver's orders mean. What is done about workers is done in ``Workers``."""
+    """Who holds it, and what that driver's orders mean. What is done about workers, ``HostWorkers`` does."""
 
     def __init__(self, host: str, folder: Path, owner: tuple[int, int]) -> None:
         self.host = host
@@ -45,7 +45,7 @@ class Agent:
         """The claim that holds this host; of no run: nobody's has it."""
         self._holder = Holder()
         self._orphan_timer: asyncio.TimerHandle | None = None
-        self._workers = Workers(folder, self._holder, self._worker_ended)
+        self._workers = HostWorkers(folder, self._holder, self._worker_ended)
         self._preparation = Preparation(folder, self._holder, self._workers.template_said)
         self._stops = Stops(self._workers, self._holder)
         self._watch = Watch(self._workers)
@@ -208,7 +208,7 @@ class Agent:
             # Those that were started are ended by the driver, with all others.
             self._holder.say(wire.Unprepared(Kind.START, f"a worker could not be started: {error}", ""))
 
-    def _worker_ended(self, worker: Worker) -> None:
+    def _worker_ended(self, worker: WorkerProcess) -> None:
         self._stops.ended(worker)
         if not len(self._workers):
             self._loop.call_soon(self._kill_strays)
@@ -263,7 +263,7 @@ class LighthouseHere:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
-        self._lighthouse: Lighthouse | None = None
+        self._lighthouse: LighthouseProcess | None = None
         self._forwarder: Forwarder | None = None
 
     @property
@@ -281,7 +281,7 @@ class LighthouseHere:
 
     def run(self, message: wire.RunLighthouse) -> None:
         self.stop()
-        self._lighthouse = Lighthouse(message.address, message.options, self._is_up)
+        self._lighthouse = LighthouseProcess(message.address, message.options, self._is_up)
 
     def _is_up(self, address: str) -> None:
         if self._forwarder is not None:

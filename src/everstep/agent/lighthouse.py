@@ -19,7 +19,7 @@ _PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 
 
-class Lighthouse:
+class LighthouseProcess:
     """Used from the agent's main thread only. ``up`` is called with its address whenever that is news."""
 
     def __init__(self, address: str, options: dict[str, int], up: Callable[[str], None]) -> None:

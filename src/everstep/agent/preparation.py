@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.agent import kernel, template_words, wire
 from everstep.agent.drivers import Holder
-from everstep.agent.spawner import Recipe, Template
+from everstep.agent.spawner import Recipe, TemplateProcess
 from everstep.control.failures import Kind
 
 _STORAGE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
@@ -24,7 +24,7 @@ class Preparation:
     """The template, and what is known of it. ``heard`` is called with what it says of workers."""
 
     def __init__(self, folder: Path, holder: Holder, heard: Callable[[template_words.AnyWord], None]) -> None:
-        self.template: Template | None = None
+        self.template: TemplateProcess | None = None
         self.loaded: template_words.Loaded | None = None
         self._folder = folder
         self._holder = holder
@@ -66,9 +66,9 @@ class Preparation:
     def _have_template(self, recipe: Recipe) -> None:
         if self.template is None or self.template.recipe != recipe:
             self.close()
-            self.template = Template(recipe, self._template_said)
+            self.template = TemplateProcess(recipe, self._template_said)
 
-    def template_for_worker(self) -> Template:
+    def template_for_worker(self) -> TemplateProcess:
         """The one that forks; or, where that isn't safe, a process that becomes the worker itself."""
         assert self.template is not None, "workers start on prepared hosts only"
         assert self.loaded is not None, "workers start on prepared hosts only"
@@ -76,9 +76,9 @@ class Preparation:
             return self.template
         recipe = self.template.recipe
         load = msgspec.structs.replace(recipe.load, may_fork=False)
-        return Template(Recipe(load, recipe.env, recipe.cwd), self._template_said)
+        return TemplateProcess(Recipe(load, recipe.env, recipe.cwd), self._template_said)
 
-    def _template_said(self, template: Template, word: template_words.AnyWord) -> None:
+    def _template_said(self, template: TemplateProcess, word: template_words.AnyWord) -> None:
         match word:
             case template_words.Loaded():
                 if template is self.template:
@@ -116,7 +116,7 @@ class Preparation:
         if self.loaded is not None and self._looking is None:
             self._holder.say(wire.Prepared(self.loaded.forks, self.loaded.why_not, self.loaded.seconds))
 
-    def template_died(self, status: int) -> Template:
+    def template_died(self, status: int) -> TemplateProcess:
         """The kernel says so. Gives what is left of it."""
         assert self.template is not None
         template, self.template, self.loaded = self.template, None, None

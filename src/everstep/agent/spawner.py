@@ -27,10 +27,12 @@ class Recipe:
     cwd: str
 
 
-class Template:
+class TemplateProcess:
     """A template process, as its agent sees it."""
 
-    def __init__(self, recipe: Recipe, heard: Callable[[Template, template_words.AnyWord], None]) -> None:
+    def __init__(
+        self, recipe: Recipe, heard: Callable[[TemplateProcess, template_words.AnyWord], None]
+    ) -> None:
         self.recipe = recipe
         self._heard = heard
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import everstep
-from everstep.control.vitals import Place
+from everstep.control.vitals import StackPlace
 
 SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
 """Makes a worker write its stacks. Nobody else uses it: not a scheduler, not a framework."""
@@ -111,30 +111,30 @@ _COLLECTIVES = re.compile(
 )
 
 
-def place_of(main: tuple[Frame, ...]) -> Place:
+def place_of(main: tuple[Frame, ...]) -> StackPlace:
     """Whether a main thread with this stack waits for others, by the code that it is in."""
     if not main:
-        return Place.UNKNOWN
+        return StackPlace.UNKNOWN
     outside = [frame for frame in main if not _is_of_python(frame)]
     if not outside:
-        return Place.WAITING
+        return StackPlace.WAITING
     first = outside[0]
     if first.file.startswith(_OURS):
         return _place_in_everstep(outside)
     if _COLLECTIVES.search(first.file):
-        return Place.COLLECTIVE
-    return Place.WORKING if first is main[0] else Place.WAITING
+        return StackPlace.COLLECTIVE
+    return StackPlace.WORKING if first is main[0] else StackPlace.WAITING
 
 
-def _place_in_everstep(frames: list[Frame]) -> Place:
+def _place_in_everstep(frames: list[Frame]) -> StackPlace:
     for frame in frames:
         if not frame.file.startswith(_OURS):
             break
         if frame.file == f"{_OURS}collective.py":
-            return Place.COLLECTIVE
+            return StackPlace.COLLECTIVE
         if frame.function in ("_wait_for_the_others", "_newest", "_hold", "reported"):
-            return Place.REPORT
-    return Place.WORKING
+            return StackPlace.REPORT
+    return StackPlace.WORKING
 
 
 def _is_of_python(frame: Frame) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everstep.agent import wire
 from everstep.agent.drivers import Holder
-from everstep.agent.workers import Worker, Workers
+from everstep.agent.workers import HostWorkers, WorkerProcess
 
 
 @dataclass
@@ -22,7 +22,7 @@ class StopJob:
 
 
 class Stops:
-    def __init__(self, workers: Workers, holder: Holder) -> None:
+    def __init__(self, workers: HostWorkers, holder: Holder) -> None:
         self._workers = workers
         self._holder = holder
         self._jobs: list[StopJob] = []
@@ -45,7 +45,7 @@ class Stops:
             if worker is not None:
                 self._workers.signal(worker, signal.SIGKILL)
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: WorkerProcess) -> None:
         rank = worker.spec.member.rank
         for job in list(self._jobs):
             if job.epoch == worker.spec.epoch and rank in job.left:

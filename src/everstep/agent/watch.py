@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from everstep.agent import framing, kernel, stacks, wire
 from everstep.agent.progress import Page, Seen
-from everstep.control.vitals import Finding, Place, Stage, State, Vitals
+from everstep.control.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
 
 if TYPE_CHECKING:
-    from everstep.agent.workers import Worker, Workers
+    from everstep.agent.workers import HostWorkers, WorkerProcess
 
 _BUSY = 0.05
 """Share of one processor that a worker and its children use at least, if they do something. A process that
@@ -33,7 +33,7 @@ _LOCKED_S = 2.0
 """A Python thread runs twice a second. It may be late, but not as late as this."""
 _DUMP_S = 3.0
 _DUMP_LOOK_S = 0.05
-_STATES = {"T": State.STOPPED, "t": State.TRACED, "D": State.BLOCKED}
+_STATES = {"T": ProcessState.STOPPED, "t": ProcessState.TRACED, "D": ProcessState.BLOCKED}
 
 
 class Watched:
@@ -116,7 +116,7 @@ class Watched:
             self._lull.get(seen.stage, 0.0),
             seen.reports,
             seen.collectives,
-            _STATES.get(kernel.state_of(pid), State.RUNNING),
+            _STATES.get(kernel.state_of(pid), ProcessState.RUNNING),
             seen.allowed_s,
             seen.label,
         )
@@ -132,7 +132,7 @@ class Watched:
 class Watch:
     """All workers of this host."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: HostWorkers) -> None:
         self._workers = workers
         self._examining: set[asyncio.Task[None]] = set()
 
@@ -146,7 +146,7 @@ class Watch:
             elapsed, before = min(now - before, 2 * look_s), now
             self._look([w for w in workers if w.line.is_read], elapsed)
 
-    def _look(self, workers: list[Worker], elapsed: float) -> None:
+    def _look(self, workers: list[WorkerProcess], elapsed: float) -> None:
         quiet = [w for w in workers if w.watched.look(w.pid, elapsed)]
         due = [w for w in quiet if w.watched.wants_account(w.spec.quiet_s / 2)]
         used = kernel.used_by({w.pid for w in due if w.watched.stage is not Stage.RETURNED})
@@ -174,7 +174,7 @@ class Watch:
         self._workers.say(wire.Examined(message.epoch, message.look, list(found)))
 
 
-async def find(worker: Worker) -> Finding:
+async def find(worker: WorkerProcess) -> Finding:
     """Where one worker is."""
     vitals = worker.watched.vitals(worker.spec, worker.pid)
     if vitals.stage is Stage.RETURNED:
@@ -183,7 +183,7 @@ async def find(worker: Worker) -> Finding:
     found = await take_stacks(worker.pid, worker.watched.page)
     worker.watched.disturbed(worker.pid)
     if not found.main:
-        return Finding(vitals, Place.UNKNOWN, threads=stacks.in_kernel(worker.pid))
+        return Finding(vitals, StackPlace.UNKNOWN, threads=stacks.in_kernel(worker.pid))
     main = found.main
     return Finding(
         vitals,

@@ -124,7 +124,7 @@ class Listed(msgspec.Struct, frozen=True):
     metrics: dict[str, Any]
 
 
-class Committed(ToWorker, frozen=True):
+class CommitTold(ToWorker, frozen=True):
     folder: str
     index: int
 
@@ -185,7 +185,7 @@ class Undriven(ToWorker, frozen=True):
     now: bool
 
 
-AnyToWorker = Rendezvous | Answer | Committed | Kept | Propose | Agree | Undriven
+AnyToWorker = Rendezvous | Answer | CommitTold | Kept | Propose | Agree | Undriven
 
 
 from_worker = msgspec.msgpack.Decoder(AnyFromWorker)

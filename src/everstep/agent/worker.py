@@ -79,7 +79,7 @@ class SocketLink:
                 self.rendezvous.put(message)
             case words.Answer():
                 self._answers.put(message)
-            case words.Committed():
+            case words.CommitTold():
                 if self.session is not None:
                     self.session.committed(message.index)
             case words.Kept():

@@ -101,7 +101,7 @@ class WorkerLine:
 
     def tell(self, body: bytes) -> None:
         replaces = ""
-        if self._outbox.waits and isinstance(words.to_worker.decode(body[4:]), words.Committed):
+        if self._outbox.waits and isinstance(words.to_worker.decode(body[4:]), words.CommitTold):
             replaces = "committed"  # each says: all up to this one
         self._outbox.put(body, replaces)
 

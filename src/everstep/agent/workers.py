@@ -27,7 +27,7 @@ from everstep.agent.memory import PACKETS, Memory, MemoryLine
 from everstep.agent.output import WorkerOutput, output_pipe
 from everstep.agent.preparation import Preparation
 from everstep.agent.progress import Page, shared_memory
-from everstep.agent.spawner import Template
+from everstep.agent.spawner import TemplateProcess
 from everstep.agent.uploads import finish_uploads, write_snapshot
 from everstep.agent.watch import Watched
 from everstep.agent.worker_line import WorkerLine
@@ -39,11 +39,11 @@ MOST_UPLOADED = 64
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One worker process and its two ways out: messages and output."""
 
     spec: wire.WorkerSpec
-    template: Template
+    template: TemplateProcess
     line: WorkerLine
     output: WorkerOutput
     memory: MemoryLine
@@ -65,28 +65,28 @@ class Worker:
         return wire.Held(self.spec, self.pid, self.line.spool.acknowledged, self.line.state, bool(self.kill))
 
 
-class Workers:
+class HostWorkers:
     """``ended`` is called with each worker that is gone, after all that it said has been passed on."""
 
-    def __init__(self, folder: Path, holder: Holder, ended: Callable[[Worker], None]) -> None:
+    def __init__(self, folder: Path, holder: Holder, ended: Callable[[WorkerProcess], None]) -> None:
         self._folder = folder
         self._holder = holder
         self._tell_ended = ended
         self._loop = asyncio.get_running_loop()
-        self._live: dict[tuple[int, int], Worker] = {}
-        self._ended: dict[tuple[int, int], Worker] = {}
+        self._live: dict[tuple[int, int], WorkerProcess] = {}
+        self._ended: dict[tuple[int, int], WorkerProcess] = {}
         """Of the present epoch: a later driver must hear how they ended."""
         self.memory = Memory()
-        self._fresh: list[Template] = []
+        self._fresh: list[TemplateProcess] = []
         """Processes that become one worker each, where forking isn't safe."""
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def get(self, epoch: int, rank: int) -> Worker | None:
+    def get(self, epoch: int, rank: int) -> WorkerProcess | None:
         return self._live.get((epoch, rank))
 
-    def running(self) -> list[Worker]:
+    def running(self) -> list[WorkerProcess]:
         """Those that have a process."""
         return [worker for worker in self._live.values() if worker.pid]
 
@@ -115,7 +115,7 @@ class Workers:
             if fresh:
                 self._fresh.append(template)
 
-    def _start(self, spec: wire.WorkerSpec, template: Template, lighthouse: str) -> None:
+    def _start(self, spec: wire.WorkerSpec, template: TemplateProcess, lighthouse: str) -> None:
         before = self._ended.pop((spec.epoch, spec.member.rank), None)
         if before is not None:  # of an earlier generation of its group, which nobody takes over any more
             before.line.forget()
@@ -145,7 +145,7 @@ class Workers:
             spec.member.rank, holds, self.memory, spec.memory_fraction, partial(self._store, spec)
         )
         watched = Watched(Page(progress))
-        worker = Worker(spec, template, line, output, memory, watched, kernel.oom_kills())
+        worker = WorkerProcess(spec, template, line, output, memory, watched, kernel.oom_kills())
         self._live[worker.key] = worker
         template.fork(spec, theirs.detach(), asks.detach(), into, os.dup(progress))
 
@@ -234,7 +234,7 @@ class Workers:
 
     # ------------------------------------------------------------------ ending
 
-    def signal(self, worker: Worker, sig: int) -> None:
+    def signal(self, worker: WorkerProcess, sig: int) -> None:
         worker.kill = sig
         if not worker.pid:
             return
@@ -248,7 +248,7 @@ class Workers:
         for worker in list(self._live.values()):
             self.signal(worker, signal.SIGKILL)
 
-    def _deaf(self, worker: Worker) -> None:
+    def _deaf(self, worker: WorkerProcess) -> None:
         """It has left more unread than can be kept for it: without what it should have read it can't go on.
         Its death is a failure like any other, and its log says why.
         """
@@ -273,12 +273,12 @@ class Workers:
         if worker is not None:
             self._end(worker, status, peak_rss)
 
-    def template_died(self, template: Template, status: int) -> None:
+    def template_died(self, template: TemplateProcess, status: int) -> None:
         """Those that it had not forked yet will never be. The others it takes along."""
         for worker in [w for w in self._live.values() if w.template is template and not w.pid]:
             self._end(worker, status, 0)
 
-    def _end(self, worker: Worker, status: int, peak_rss: int) -> None:
+    def _end(self, worker: WorkerProcess, status: int, peak_rss: int) -> None:
         """The process is gone. All that it sent is told before that."""
         del self._live[worker.key]
         worker.line.end()
@@ -293,13 +293,13 @@ class Workers:
         threading.Thread(target=self._clear_away, args=(worker,), daemon=True).start()
         self._tell_ended(worker)
 
-    def _clear_away(self, worker: Worker) -> None:
+    def _clear_away(self, worker: WorkerProcess) -> None:
         """What it was uploading is uploaded by us, beside all else; then its temporary files go."""
         for word in finish_uploads(worker.spec) if Path(worker.spec.spool).is_dir() else ():
             self._loop.call_soon_threadsafe(self._has_uploaded, worker, word)
         scratch.remove(self._folder, Path(worker.spec.scratch))
 
-    def _has_uploaded(self, worker: Worker, word: wire.Uploaded) -> None:
+    def _has_uploaded(self, worker: WorkerProcess, word: wire.Uploaded) -> None:
         worker.uploaded.append(word)
         self._holder.say(word)
 
@@ -322,7 +322,7 @@ class Workers:
         kernel.kill_sessions({worker.pid for worker in self._live.values() if worker.pid})
 
 
-def _exited(worker: Worker, status: int, peak_rss: int) -> wire.Exited:
+def _exited(worker: WorkerProcess, status: int, peak_rss: int) -> wire.Exited:
     code = os.waitstatus_to_exitcode(status)
     spec = worker.spec
     return wire.Exited(

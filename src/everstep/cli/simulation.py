@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from everstep.engine.sim.forecast.answer import Advice, Answer
-    from everstep.engine.sim.forecast.question import Policy, Question
+    from everstep.engine.sim.forecast.answer import Advice, ForecastAnswer
+    from everstep.engine.sim.forecast.question import ForecastQuestion, Policy
     from everstep.engine.sim.hunt import Found, Tally
 
 _LAST_LINES = 40
@@ -120,12 +120,12 @@ def _check_driver(
 def _tell_one(seed: int, plant: str | None) -> bool:
     """The story of a schedule that holds. False: it doesn't."""
     from everstep.engine.sim.plants import PLANTS, planted
-    from everstep.engine.sim.run import Finding, run_seed
+    from everstep.engine.sim.run import ScheduleFailed, run_seed
 
     with planted(PLANTS[plant] if plant is not None else None):
         try:
             result = run_seed(seed)
-        except Finding:
+        except ScheduleFailed:
             return False
     click.echo(result.story.text(), nl=False)
     click.echo(f"seed {seed} holds: {result.outcome.value}, {result.events} events")
@@ -301,12 +301,12 @@ def simulate(
             click.echo(f"\npicture: {plot_to}")
 
 
-def _question(preset: str | None, given: dict[str, Any]) -> Question:
+def _question(preset: str | None, given: dict[str, Any]) -> ForecastQuestion:
     import msgspec
 
     from everstep.engine.sim.forecast.outages import TraceError, load_trace
     from everstep.engine.sim.forecast.presets import PRESETS
-    from everstep.engine.sim.forecast.question import Question
+    from everstep.engine.sim.forecast.question import ForecastQuestion
 
     if preset is not None and preset not in PRESETS:
         raise click.UsageError(f"no preset is called {preset!r}: there is {', '.join(PRESETS)}")
@@ -317,7 +317,7 @@ def _question(preset: str | None, given: dict[str, Any]) -> Question:
             "say how large the job is, with --slices (and --hosts-per-slice), or take a --preset"
         )
     else:
-        question = Question(**{"mtbf_h": None if "trace" in given else 5000.0, **given})
+        question = ForecastQuestion(**{"mtbf_h": None if "trace" in given else 5000.0, **given})
     if "trace" in given and "days" not in given:
         try:
             end = load_trace(given["trace"])[-1].at
@@ -347,7 +347,7 @@ def _policy(name: str, phases: dict[str, float | None], full_restart_s: float | 
     return msgspec.structs.replace(policy, phases=msgspec.structs.replace(policy.phases, **changes))
 
 
-def _title(preset: str | None, question: Question) -> str:
+def _title(preset: str | None, question: ForecastQuestion) -> str:
     length = f"{question.days * 24:.1f} hours" if question.days <= 3 else f"{question.days:g} days"
     size = f"{question.hosts:,} hosts"
     if question.elastic:
@@ -357,7 +357,7 @@ def _title(preset: str | None, question: Question) -> str:
 
 
 def _tell_forecast(
-    preset: str | None, question: Question, answers: list[Answer], advice: list[Advice]
+    preset: str | None, question: ForecastQuestion, answers: list[ForecastAnswer], advice: list[Advice]
 ) -> None:
     from everstep.engine.sim.forecast.presets import PRESETS
 
@@ -383,7 +383,7 @@ def _tell_forecast(
 
 
 def _forecast_json(
-    preset: str | None, question: Question, answers: list[Answer], advice: list[Advice]
+    preset: str | None, question: ForecastQuestion, answers: list[ForecastAnswer], advice: list[Advice]
 ) -> dict[str, Any]:
     import msgspec
 

@@ -23,7 +23,7 @@ from everstep.control.run import Run
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
 from everstep.control.watch import HangWatch
-from everstep.control.workers import Workers
+from everstep.control.workers import WorkerEvents
 from everstep.topology.placement import groups_nowhere
 
 __all__ = ["Controller", "Settings"]
@@ -39,7 +39,7 @@ class Controller:
         self._recovery = Recovery(self.run, self._ending)
         self._moving = Moving(self.run, self._recovery)
         self._hosts = Hosts(self.run, self._recovery, self._moving, self._ending)
-        self._workers = Workers(self.run, self._recovery, self._moving, self._ending)
+        self._workers = WorkerEvents(self.run, self._recovery, self._moving, self._ending)
         self._hangs = HangWatch(self.run, self._recovery.failed, self._ending.give_up)
 
     @property

@@ -13,17 +13,17 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from everstep.control.deadlines import Deadlines
-from everstep.control.vitals import Finding, Place, Stage, State, Vitals
+from everstep.control.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
 
 _MARGIN = 1.25
 """How much longer than the longest that it took before a thing may take."""
 _FAR = 10.0
 """How much longer than any step before workers must stand still for that to be a hang by itself."""
-_WAITS = (Place.COLLECTIVE, Place.REPORT)
+_WAITS = (StackPlace.COLLECTIVE, StackPlace.REPORT)
 """Where a rank waits for others."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class HangVerdict(msgspec.Struct, frozen=True):
     culprits: tuple[int, ...]
     why: str
     """Of the first of them."""
@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def is_overdue(vitals: Vitals, limits: Deadlines) -> bool:
     """Whether this rank has been without progress for so long that its peers are to be asked."""
     quiet, still = vitals.quiet_s, vitals.still_s
-    if vitals.state is State.TRACED:
+    if vitals.state is ProcessState.TRACED:
         return False
     match vitals.stage:
         case Stage.START | Stage.RETURNED:
@@ -53,7 +53,7 @@ def is_overdue(vitals: Vitals, limits: Deadlines) -> bool:
 
 def _is_inexplicable(vitals: Vitals, limits: Deadlines) -> bool:
     """Whether nothing that it may be doing takes so long, whatever its peers do."""
-    if vitals.stage is not Stage.TRAINING or vitals.state is State.STOPPED:
+    if vitals.stage is not Stage.TRAINING or vitals.state is ProcessState.STOPPED:
         return True  # these stages have deadlines of their own
     idle = vitals.still_s >= limits.hang_idle_s and vitals.quiet_s >= _FAR * vitals.usual_s
     return idle or vitals.quiet_s >= limits.hang_busy_s + _MARGIN * vitals.usual_s
@@ -61,7 +61,7 @@ def _is_inexplicable(vitals: Vitals, limits: Deadlines) -> bool:
 
 def judge(
     found: Sequence[Finding], limits: Deadlines, others: Sequence[Finding] | None = None
-) -> Verdict | None:
+) -> HangVerdict | None:
     """Whom the ranks of one group wait for. None: for somebody who may be at work, or for one of ``others``,
     which are the ranks of the other replica groups.
     """
@@ -85,7 +85,7 @@ def judge(
 
 
 def _is_stopped(one: Finding) -> bool:
-    return one.vitals.state is State.STOPPED
+    return one.vitals.state is ProcessState.STOPPED
 
 
 def _is_proven(one: Finding, found: Sequence[Finding], others: Sequence[Finding], limits: Deadlines) -> bool:
@@ -94,7 +94,7 @@ def _is_proven(one: Finding, found: Sequence[Finding], others: Sequence[Finding]
         return True
     # A loop that looks every second whether it may go on is the user's, and knows what it waits for. One in
     # a library, as a data loader's, waits for what should be there.
-    waits = one.place not in (Place.WORKING, Place.UNKNOWN)
+    waits = one.place not in (StackPlace.WORKING, StackPlace.UNKNOWN)
     stuck = waits or one.vitals.held_s >= limits.hang_s or one.vitals.asleep_s >= limits.hang_s
     return stuck and (
         any(_is_ahead(peer, one) for peer in found) or any(_gets_on(peer, limits) for peer in others)
@@ -120,7 +120,7 @@ def _behind(found: Sequence[Finding], overdue: Sequence[Finding]) -> list[Findin
     """Those that others wait for, by what is counted: reports where one waits for those, else
     collectives.
     """
-    most = max((one.vitals.reports for one in overdue if one.place is Place.REPORT), default=0)
+    most = max((one.vitals.reports for one in overdue if one.place is StackPlace.REPORT), default=0)
     if late := [one for one in found if one.vitals.reports < most]:
         return late
     fewest = min(one.vitals.collectives for one in found)
@@ -131,12 +131,12 @@ def _behind(found: Sequence[Finding], overdue: Sequence[Finding]) -> list[Findin
 
 def _alone_in_its_place(
     hung: Sequence[Finding], found: Sequence[Finding], settled: set[int]
-) -> Verdict | None:
+) -> HangVerdict | None:
     """Those whose stack says that they don't wait for another rank."""
-    stuck = [one for one in hung if one.place in (Place.WORKING, Place.UNKNOWN)]
+    stuck = [one for one in hung if one.place in (StackPlace.WORKING, StackPlace.UNKNOWN)]
     if stuck:
         return _verdict(stuck)
-    waiting = [one for one in hung if one.place is Place.WAITING]
+    waiting = [one for one in hung if one.place is StackPlace.WAITING]
     others = [one for one in found if one.vitals.rank not in settled]
     # It may wait for one of these. If they get on without it, it doesn't.
     if waiting and all(one.vitals.quiet_s <= one.vitals.usual_s for one in others):
@@ -146,7 +146,7 @@ def _alone_in_its_place(
 
 def _left_behind(
     overdue: Sequence[Finding], found: Sequence[Finding], limits: Deadlines, *, alone: bool
-) -> Verdict | None:
+) -> HangVerdict | None:
     """Everybody waits for another rank: for one that has returned, or else for each other."""
     returned = [one for one in found if one.vitals.stage is Stage.RETURNED]
     if len(overdue) + len(returned) < len(found) or not all(one.place in _WAITS for one in overdue):
@@ -158,11 +158,13 @@ def _left_behind(
     meets = len(odd) == 1 and not all(_is_inexplicable(one.vitals, limits) for one in overdue)
     if meets or not alone:
         return None
-    return Verdict(tuple(one.vitals.rank for one in odd[0]), f"{_no_progress(odd[0][0])}: every rank waits")
+    return HangVerdict(
+        tuple(one.vitals.rank for one in odd[0]), f"{_no_progress(odd[0][0])}: every rank waits"
+    )
 
 
-def _verdict(culprits: Sequence[Finding]) -> Verdict:
-    return Verdict(tuple(one.vitals.rank for one in culprits), _why(culprits[0]))
+def _verdict(culprits: Sequence[Finding]) -> HangVerdict:
+    return HangVerdict(tuple(one.vitals.rank for one in culprits), _why(culprits[0]))
 
 
 def _why(one: Finding) -> str:
@@ -171,11 +173,11 @@ def _why(one: Finding) -> str:
     if vitals.stage is Stage.RETURNED:
         times = f"{vitals.reports} report{'' if vitals.reports == 1 else 's'}"
         return f"returned from the training function after {times}, and other ranks wait for it"
-    if vitals.state is State.STOPPED:
+    if vitals.state is ProcessState.STOPPED:
         return f"{_no_progress(one)}: its process is stopped (SIGSTOP){at}"
     if vitals.held_s > vitals.quiet_s / 2:
         return f"{_no_progress(one)}: a C call has kept Python's lock for {vitals.held_s:.0f} s{at}"
-    if vitals.state is State.BLOCKED:
+    if vitals.state is ProcessState.BLOCKED:
         return f"{_no_progress(one)}: it is blocked in the kernel, which a disk or a network file can do{at}"
     return f"{_no_progress(one)}{at}"
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from everstep.control import commands as c
 from everstep.control.events import TimerName
-from everstep.control.restart import Place, Restart
+from everstep.control.restart import NewPlace, Restart
 from everstep.control.run import Run
 from everstep.control.table import Phase
 from everstep.topology.placement import Assignment, assign_ranks
@@ -26,9 +26,9 @@ class Placing:
         """
         run = self._run
         run.withdraw(restart)
-        restart.place = Place()
+        restart.place = NewPlace()
         self._release_unused(restart, run.fleet.broken)
-        restart.place = Place(self._assign_all(at) if restart.full else self._assign_again(restart, at))
+        restart.place = NewPlace(self._assign_all(at) if restart.full else self._assign_again(restart, at))
         self._release_unused(restart, run.fleet.held)
         if not restart.place.assignments:
             if restart.stage is not Phase.WAITING:

@@ -21,7 +21,7 @@ from everstep.control.events import TimerName
 from everstep.control.failures import Failure, Incident, Kind
 from everstep.control.group import Group
 from everstep.control.placing import Placing
-from everstep.control.restart import Place, Restart
+from everstep.control.restart import NewPlace, Restart
 from everstep.control.run import Run
 from everstep.control.starting import Starting
 from everstep.control.table import Phase
@@ -119,7 +119,7 @@ class Recovery:
         run.withdraw(restart)
         restart.full = True
         restart.attempts = 0
-        restart.place = Place()
+        restart.place = NewPlace()
         if incident is not None:
             restart.reason = _why(incident.cause)
         restart.cover(list(run.groups.values()), run.epoch)

@@ -47,7 +47,7 @@ class Before(NamedTuple):
         )
 
 
-class Place:
+class NewPlace:
     """Where the workers of a restart go; nowhere yet, or any more, without assignments."""
 
     def __init__(self, assignments: tuple[Assignment, ...] = ()) -> None:
@@ -134,7 +134,7 @@ class Restart:
         self.stopping: dict[HostId, frozenset[int]] = {}
         """Ranks to be gone, by host."""
         self.waits_for_uploads = False
-        self.place = Place()
+        self.place = NewPlace()
         self.reservation: int | None = None
         self.before = Before()
         self.account = Account(incident, began)

@@ -19,7 +19,7 @@ class Stage(enum.StrEnum):
     RETURNED = "returned"
 
 
-class State(enum.StrEnum):
+class ProcessState(enum.StrEnum):
     """A process, as the kernel has it."""
 
     RUNNING = "running"
@@ -30,7 +30,7 @@ class State(enum.StrEnum):
     BLOCKED = "blocked in the kernel"
 
 
-class Place(enum.StrEnum):
+class StackPlace(enum.StrEnum):
     """Where its main thread is, by its Python stack."""
 
     UNKNOWN = ""
@@ -62,7 +62,7 @@ class Vitals(msgspec.Struct, frozen=True):
     """The longest stillness in this stage that was over by itself."""
     reports: int
     collectives: int
-    state: State = State.RUNNING
+    state: ProcessState = ProcessState.RUNNING
     allowed_s: float = 0.0
     """How long the training function said that this pause may take; 0: it did not say."""
     label: str = ""
@@ -73,7 +73,7 @@ class Finding(msgspec.Struct, frozen=True):
     """A closer look at one worker."""
 
     vitals: Vitals
-    place: Place = Place.UNKNOWN
+    place: StackPlace = StackPlace.UNKNOWN
     line: str = ""
     """Where it is, in one line: file, line and function of the innermost frame of the user's."""
     stack: str = ""

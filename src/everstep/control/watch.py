@@ -11,7 +11,7 @@ from everstep.control import commands as c, events as e
 from everstep.control.events import TimerName
 from everstep.control.failures import Failure, Kind
 from everstep.control.group import Group
-from everstep.control.hangs import Verdict, is_overdue, judge
+from everstep.control.hangs import HangVerdict, is_overdue, judge
 from everstep.control.run import Run
 from everstep.control.settings import OnHang
 from everstep.control.table import Phase
@@ -116,7 +116,7 @@ class HangWatch:
         if verdict is not None:
             self._act(look, group, verdict, found, at)
 
-    def _act(self, look: Look, group: Group, verdict: Verdict, found: list[Finding], at: float) -> None:
+    def _act(self, look: Look, group: Group, verdict: HangVerdict, found: list[Finding], at: float) -> None:
         run = self._run
         first = next(f for f in found if f.vitals.rank == verdict.culprits[0])
         quiet = max(f.vitals.quiet_s for f in found if f.vitals.stage is not Stage.RETURNED)
@@ -142,7 +142,7 @@ class HangWatch:
         else:
             self._failed(failure, {group.number}, at)
 
-    def _is_warned(self, of: Incarnation, verdict: Verdict, quiet: float) -> bool:
+    def _is_warned(self, of: Incarnation, verdict: HangVerdict, quiet: float) -> bool:
         """Whether this is what was warned about already. Who has moved since is warned about again."""
         before = self._warned.get(of)
         self._warned[of] = (verdict.culprits, quiet)

@@ -16,7 +16,7 @@ from everstep.control.table import Phase
 from everstep.topology.slices import HostId
 
 
-class Workers:
+class WorkerEvents:
     def __init__(self, run: Run, recovery: Recovery, moving: Moving, ending: Ending) -> None:
         self._run = run
         self._recovery = recovery

@@ -264,7 +264,7 @@ class HereLink:
         """No rank waits for this checkpoint any more."""
         if self.session is not None:
             self.session.committed(index)
-        self._tell_others(words.Committed(folder, index))
+        self._tell_others(words.CommitTold(folder, index))
 
     def _tell_others(self, message: words.AnyToWorker) -> None:
         if self._group is not None:
@@ -360,7 +360,7 @@ def _stop_listening(group: LaunchedGroup | None, threads: list[threading.Thread]
 
 def _hear(session: sessions.Session, message: words.AnyToWorker, answer: Callable[[bytes], None]) -> None:
     match message:
-        case words.Committed():
+        case words.CommitTold():
             session.committed(message.index)
         case words.Propose():
             calls = session.proposed(message.number, message.value)

@@ -32,7 +32,7 @@ from everstep.storage.store import Store, open_store
 
 
 @dataclass
-class Kept:
+class KeptCheckpoint:
     """A committed checkpoint that retention has not removed."""
 
     ref: CheckpointRef
@@ -65,9 +65,9 @@ class History:
 
     lease: int = 0
     last_epoch: int = 0
-    checkpoints: dict[str, Kept] = field(default_factory=dict)
+    checkpoints: dict[str, KeptCheckpoint] = field(default_factory=dict)
     """In the order in which they were committed."""
-    damaged: dict[str, Kept] = field(default_factory=dict)
+    damaged: dict[str, KeptCheckpoint] = field(default_factory=dict)
     """Checkpoints that can't be restored; left for the user to look at."""
     deleted: set[str] = field(default_factory=set)
     """Folders that were given up. They may still be there."""
@@ -132,7 +132,7 @@ class History:
                     record.order,
                     record.state,
                 )
-                self.checkpoints[record.folder] = Kept(
+                self.checkpoints[record.folder] = KeptCheckpoint(
                     ref, msgspec.msgpack.decode(record.metrics), record.external
                 )
                 self.damaged.pop(record.folder, None)
@@ -164,7 +164,7 @@ class History:
             case _:
                 pass
 
-    def _let_go(self, folder: str) -> Kept | None:
+    def _let_go(self, folder: str) -> KeptCheckpoint | None:
         kept = self.checkpoints.pop(folder, None)
         if kept is not None:
             incarnation = (kept.ref.epoch, kept.ref.group, kept.ref.generation)
@@ -227,7 +227,7 @@ class History:
             cause = Failure(Kind.EXCEPTION, at, "recorded in a part of the journal that was lost")
             yield RecoveryDecided(at, cause, budget.value, spent, 0, (), 0.0)
 
-    def in_order(self) -> list[Kept]:
+    def in_order(self) -> list[KeptCheckpoint]:
         """The checkpoints that there are, the oldest first, by the controller's rule: within an incarnation
         of a replica group as they were reported, between incarnations as they became complete. An upload in
         the background may end after that of a later report.
@@ -242,18 +242,18 @@ class History:
             found.append(((ref.epoch, order, ref.index), kept))
         return [kept for _, kept in sorted(found, key=lambda entry: entry[0])]
 
-    def ranked(self, attribute: str | None, order: str) -> list[Kept]:
+    def ranked(self, attribute: str | None, order: str) -> list[KeptCheckpoint]:
         """The best last, or the newest where nothing ranks them. Who has no score, or NaN, is worst."""
         sign = 1.0 if order == "max" else -1.0
 
-        def worth(kept: Kept) -> float:
+        def worth(kept: KeptCheckpoint) -> float:
             score = find_metric(kept.metrics, attribute) if attribute is not None else None
             return -math.inf if score is None or math.isnan(score) else sign * score
 
         return sorted(self.in_order(), key=worth)
 
     @property
-    def newest(self) -> Kept | None:
+    def newest(self) -> KeptCheckpoint | None:
         """By the controller's own rule."""
         newest = Checkpoints(kept.ref for kept in self.checkpoints.values()).newest
         return self.checkpoints[newest.folder] if newest is not None else None
@@ -275,7 +275,7 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
     newest, opened = history.newest, history.opened
     ranked = history.ranked(opened.score, opened.score_order) if opened is not None else history.in_order()
 
-    def checkpoint(kept: Kept) -> Checkpoint:
+    def checkpoint(kept: KeptCheckpoint) -> Checkpoint:
         return Checkpoint(kept.address(run), storage_options=options)
 
     rows: list[dict[str, Any]] = [msgspec.msgpack.decode(raw) for raw in history.metrics]

@@ -16,7 +16,7 @@ from everstep.control.commands import StartWorkers
 from everstep.control.controller import Settings
 from everstep.control.settings import OnHang
 from everstep.driver import payload
-from everstep.engine.base import Ask, Engine
+from everstep.engine.base import Engine, EngineRequest
 from everstep.storage.store import Limits, Store
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
@@ -65,9 +65,9 @@ class Job:
             deadlines=self.run.deadlines,
         )
 
-    def ask(self, lease: int) -> Ask:
+    def ask(self, lease: int) -> EngineRequest:
         """As an engine needs it."""
-        return Ask(
+        return EngineRequest(
             self.store.address(),
             lease,
             dict(self.scaling.resources_per_worker or {}),

@@ -37,7 +37,7 @@ _HEAD = len(stamped("", 0.0))
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputLine:
     """What a worker printed."""
 
     rank: int
@@ -66,7 +66,7 @@ class LiveDisplay:
         self._picture = Picture()
         self._began = time.monotonic()
         self._news: deque[tuple[float, News]] = deque()
-        self._output: deque[tuple[float, Output]] = deque(maxlen=_OUTPUT_WAITING)
+        self._output: deque[tuple[float, OutputLine]] = deque(maxlen=_OUTPUT_WAITING)
         self._printed = Printed()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,7 +89,7 @@ class LiveDisplay:
         self._note(Saved(address))
 
     def output(self, rank: int, text: str) -> None:
-        self._output.append((time.monotonic(), Output(rank, text)))
+        self._output.append((time.monotonic(), OutputLine(rank, text)))
 
     def progress(self, rank: int, epoch: int, index: int, newest: list[msgspec.Raw]) -> None:
         self._picture.progress(epoch, index, newest)
@@ -149,12 +149,12 @@ class LiveDisplay:
 
     def _take_in(self) -> list[tuple[str, str]]:
         """What has come since the last time, put into the picture and into lines with their style."""
-        taken: list[tuple[float, News | Output]] = []
+        taken: list[tuple[float, News | OutputLine]] = []
         for queue in (self._news, self._output):
             taken += [queue.popleft() for _ in range(len(queue))]
         lines = []
         for at, news in sorted(taken, key=lambda item: item[0]):
-            if isinstance(news, Output):
+            if isinstance(news, OutputLine):
                 lines += [(line, _OUTPUT) for line in self._printed.lines(news.rank, news.text)]
                 continue
             self._picture.take(news, at)

@@ -412,7 +412,7 @@ class Driver:
         if self.controller.phase is Phase.RUNNING:
             # Else its ranks are being ended, and stay where they are until then.
             ranks = [rank for rank, _ in ready.parts]
-            self.workers.tell(command.epoch, ranks, words.Committed(ready.folder, ready.index))
+            self.workers.tell(command.epoch, ranks, words.CommitTold(ready.folder, ready.index))
 
     def _checkpoint_gone(self, folder: str) -> None:
         """It isn't there now, and nobody gave it up. If it comes back, with a disk that was away, it is one

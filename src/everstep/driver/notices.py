@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable
 
 from everstep.agent import words
 from everstep.driver.clock import Clock
-from everstep.driver.streams import Stream
+from everstep.driver.streams import WorkerStream
 from everstep.topology.slices import HostId
 
 
-class Notices:
+class NoticesToWorkers:
     def __init__(self, propose: Callable[[words.AnyValue], None], clock: Clock) -> None:
         self._propose = propose
         self._clock = clock
@@ -26,10 +26,10 @@ class Notices:
     def forget(self, hosts: Collection[HostId]) -> None:
         self._deadlines = {host: at for host, at in self._deadlines.items() if host not in hosts}
 
-    def concern(self, streams: Iterable[Stream]) -> bool:
+    def concern(self, streams: Iterable[WorkerStream]) -> bool:
         return any(stream.assignment.host in self._deadlines for stream in streams)
 
-    def tell(self, streams: Collection[Stream]) -> None:
+    def tell(self, streams: Collection[WorkerStream]) -> None:
         """Let every rank know which hosts go; a notice for one host of a slice means all of it."""
         slices = {s.assignment.slice for s in streams if s.assignment.host in self._deadlines}
         ranks: dict[HostId, list[int]] = {}

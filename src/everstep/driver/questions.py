@@ -11,7 +11,7 @@ from everstep.agent import words
 from everstep.config import CheckpointConfig
 from everstep.control.controller import Controller
 from everstep.driver.clock import Clock
-from everstep.driver.history import History, Kept, to_delete
+from everstep.driver.history import History, KeptCheckpoint, to_delete
 from everstep.driver.uncommitted import EQUALLY_OFTEN, named
 from everstep.storage.store import Store
 
@@ -19,14 +19,14 @@ QUESTIONS = ("checkpoints", "newest")
 """What workers may ask. See ``CheckpointQuestions``."""
 
 
-def all_kept(history: History, config: CheckpointConfig) -> list[Kept]:
+def all_kept(history: History, config: CheckpointConfig) -> list[KeptCheckpoint]:
     """Every checkpoint that there is: the best last, or the newest where nothing ranks them."""
     going = to_delete(history, config)
     ranked = history.ranked(config.checkpoint_score_attribute, config.checkpoint_score_order)
     return [kept for kept in ranked if kept.ref.folder not in going]
 
 
-def listing(kept: list[Kept], run: Store) -> bytes:
+def listing(kept: list[KeptCheckpoint], run: Store) -> bytes:
     """As an answer to a worker."""
     return msgspec.msgpack.encode(
         [words.Listed(one.address(run), one.external is not None, one.metrics) for one in kept]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from everstep.driver import records
-from everstep.driver.streams import Stream
+from everstep.driver.streams import WorkerStream
 
 _EMPTY = msgspec.Raw(msgspec.msgpack.encode({}))
 
@@ -42,7 +42,7 @@ class Rows:
         self._reported.clear()
         self._with_last_state.clear()
 
-    def add(self, epoch: int, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
+    def add(self, epoch: int, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
         of = (stream.assignment.group_id, stream.generation)
         known = self._reported.setdefault(of, {})
         if index in known:
@@ -55,11 +55,11 @@ class Rows:
                 self._of, self._first = whose, index
             self._waiting.append(metrics)
 
-    def add_silent(self, stream: Stream, index: int, metrics: msgspec.Raw) -> None:
+    def add_silent(self, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
         """A report that is no row: what it saves is of the one before, and so are its metrics."""
         self._with_last_state[(stream.assignment.group_id, stream.generation, index)] = metrics
 
-    def newest(self, stream: Stream) -> list[msgspec.Raw]:
+    def newest(self, stream: WorkerStream) -> list[msgspec.Raw]:
         """The row that this worker has just added to the run's metrics, if it has."""
         of = (stream.assignment.group_id, stream.generation)
         speaks = stream.assignment.group_rank == 0 and of[0] == self.speaker

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from everstep.checkpoint import find_metric
 from everstep.config import CheckpointConfig
-from everstep.driver.history import Kept
+from everstep.driver.history import KeptCheckpoint
 
 _SHOWN = 8
 
@@ -19,7 +19,7 @@ class Scores:
         self._say = say
         self._told = False
 
-    def look(self, kept: Kept) -> None:
+    def look(self, kept: KeptCheckpoint) -> None:
         """Say, once a run, that one has no score."""
         attribute = self._attribute
         if attribute is None or self._told or find_metric(kept.metrics, attribute) is not None:

@@ -42,7 +42,7 @@ class _Open:
     """The question that is to be answered, or 0."""
 
 
-class Stream:
+class WorkerStream:
     """One worker's words."""
 
     def __init__(self, assignment: Assignment, generation: int, offset: int = 0, state: bytes = b"") -> None:

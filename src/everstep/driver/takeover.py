@@ -12,7 +12,7 @@ from everstep.agent import wire, words
 from everstep.control.deadlines import Deadlines
 from everstep.control.events import Adopted, Remains
 from everstep.control.snapshots import Copy
-from everstep.driver.streams import Key, Stream
+from everstep.driver.streams import Key, WorkerStream
 from everstep.engine.base import Engine
 from everstep.topology.slices import HostId, SliceName
 
@@ -108,7 +108,7 @@ class LeftBehind:
             why.append(f"no answer from {', '.join(sorted(self._untold))}")
         return "; ".join(why)
 
-    def _heard_streams(self) -> dict[int, Stream]:
+    def _heard_streams(self) -> dict[int, WorkerStream]:
         """By rank, with all that was said."""
         streams = self.streams()
         for _, message in self.messages():
@@ -166,9 +166,9 @@ class LeftBehind:
         """Of the code that they run."""
         return {held.spec.fingerprint for _, held in self._kept()}
 
-    def streams(self) -> dict[Key, Stream]:
+    def streams(self) -> dict[Key, WorkerStream]:
         return {
-            (held.spec.epoch, held.spec.generation, held.spec.member.rank): Stream(
+            (held.spec.epoch, held.spec.generation, held.spec.member.rank): WorkerStream(
                 held.spec.assignment, held.spec.generation, held.offset, held.state
             )
             for _, held in self._kept()

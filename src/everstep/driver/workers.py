@@ -21,13 +21,13 @@ from everstep.driver.exits import failure_of
 from everstep.driver.history import History
 from everstep.driver.job import Job
 from everstep.driver.meeting import Meeting
-from everstep.driver.notices import Notices
+from everstep.driver.notices import NoticesToWorkers
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.questions import CheckpointQuestions
 from everstep.driver.registry import LiveWorker
 from everstep.driver.rows import Rows
 from everstep.driver.states import SnapshotCadence
-from everstep.driver.streams import Key, Stream
+from everstep.driver.streams import Key, WorkerStream
 from everstep.engine.base import Engine
 from everstep.topology.slices import HostId
 
@@ -56,7 +56,7 @@ class Workers:
         self._engine = engine
         self._observer = observer
         self._clock = clock
-        self.streams: dict[Key, Stream] = {}
+        self.streams: dict[Key, WorkerStream] = {}
         self.pids: dict[int, int] = {}
         self.rows = Rows(write)
         self.results = Results()
@@ -71,7 +71,7 @@ class Workers:
 
     # ------------------------------------------------------------------ who they are
 
-    def current(self) -> list[Stream]:
+    def current(self) -> list[WorkerStream]:
         epoch = self._controller.epoch
         return [stream for (e_, _, _), stream in self.streams.items() if e_ == epoch]
 
@@ -97,13 +97,13 @@ class Workers:
         generations = dict(command.generations)
         for a in command.assignments:
             generation = generations[a.group_id]
-            self.streams[(command.epoch, generation, a.rank)] = Stream(a, generation)
+            self.streams[(command.epoch, generation, a.rank)] = WorkerStream(a, generation)
         for group in generations:
             self.talk.meet(group, command.epoch, self.streams.values())
             self.talk.agreement.replace(group, [a.rank for a in command.assignments if a.group_id == group])
         return alone and bool(replaced)
 
-    def adopt(self, streams: dict[Key, Stream], pids: dict[int, int], epoch: int) -> None:
+    def adopt(self, streams: dict[Key, WorkerStream], pids: dict[int, int], epoch: int) -> None:
         """Workers of an earlier driver."""
         self.streams, self.pids = streams, pids
         self.cadence.adopt()
@@ -233,7 +233,7 @@ class Workers:
     def _news(self, part: Part | None) -> list[Part]:
         return [] if part is None or part.folder in self._history.checkpoints else [part]
 
-    def _add_row(self, key: Key, stream: Stream, report: words.Report) -> None:
+    def _add_row(self, key: Key, stream: WorkerStream, report: words.Report) -> None:
         epoch, generation, rank = key
         if report.silent:
             if stream.assignment.group_rank == 0:
@@ -248,7 +248,7 @@ class Workers:
     def _tell_reports(
         self,
         key: Key,
-        stream: Stream,
+        stream: WorkerStream,
         before: int,
         owed: list[int],
         parts: list[Part],
@@ -273,7 +273,7 @@ class Workers:
             )
         )
 
-    def _heard_word(self, key: Key, stream: Stream, word: words.AnyFromWorker) -> None:
+    def _heard_word(self, key: Key, stream: WorkerStream, word: words.AnyFromWorker) -> None:
         epoch, generation, rank = key
         now = self._clock.now()
         match word:
@@ -310,7 +310,7 @@ class Workers:
             case _:
                 assert_never(word)
 
-    def _raised(self, key: Key, stream: Stream, word: words.Raised) -> None:
+    def _raised(self, key: Key, stream: WorkerStream, word: words.Raised) -> None:
         epoch, generation, rank = key
         now = self._clock.now()
         stream.failed = True
@@ -391,7 +391,7 @@ class Workers:
                 reason=reason,
             )
         )
-        self.tell(epoch, [rank], words.Committed("", index))
+        self.tell(epoch, [rank], words.CommitTold("", index))
 
 
 class Talk:
@@ -404,7 +404,7 @@ class Talk:
         self.meetings: dict[int, Meeting] = {}
         """By replica group."""
         self.agreement = Agreement(tell, lease)
-        self.notices = Notices(self.agreement.propose, clock)
+        self.notices = NoticesToWorkers(self.agreement.propose, clock)
 
     def meet(self, group: int, epoch: int, streams: Any) -> None:
         """Collectives of this group count from here on; or from where an earlier driver has seen them."""

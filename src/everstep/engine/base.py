@@ -18,7 +18,7 @@ from everstep.topology.wanted import Wanted
 
 
 @dataclass(frozen=True)
-class Ask:
+class EngineRequest:
     """Who wants hosts, and what for."""
 
     run: str
@@ -79,7 +79,7 @@ class Engine(Protocol):
         """Whether the driver that said this of itself has ended."""
         ...
 
-    async def open(self, sink: Sink, ask: Ask) -> None:
+    async def open(self, sink: Sink, ask: EngineRequest) -> None:
         """Look for hosts, and say what there is. Raises ``InfeasibleResourcesError`` for what can never be
         had.
         """

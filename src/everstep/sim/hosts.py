@@ -20,7 +20,7 @@ from everstep.agent.spool import Spool
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
 from everstep.driver.streams import Summary
-from everstep.engine.base import Ask, Sink
+from everstep.engine.base import EngineRequest, Sink
 from everstep.errors import StorageError
 from everstep.sim.disk import View
 from everstep.sim.time import Process, VirtualTime
@@ -44,7 +44,7 @@ class Training:
     """The ranks that save something."""
 
 
-class Channel:
+class SimChannel:
     """Messages between two parties: late, but in the order in which they were sent."""
 
     def __init__(self, time: VirtualTime, rng: random.Random) -> None:
@@ -57,10 +57,10 @@ class Channel:
         self._time.at(self._last, deliver)
 
 
-class Worker:
+class SimWorker:
     """A worker process."""
 
-    def __init__(self, agent: Agent, spec: wire.WorkerSpec) -> None:
+    def __init__(self, agent: SimAgent, spec: wire.WorkerSpec) -> None:
         self.spec = spec
         self.alive = True
         self.pid = agent.cluster.next_pid()
@@ -182,7 +182,7 @@ class Worker:
         self._agent.say(self.exited)
 
 
-class Agent:
+class SimAgent:
     """A host's agent. It outlives drivers."""
 
     def __init__(self, cluster: Cluster, host: HostId, slice_: SliceName) -> None:
@@ -192,8 +192,8 @@ class Agent:
         self.alive = True
         self.run = ""
         self.lease = 0
-        self.workers: dict[tuple[int, int], Worker] = {}
-        self.ended: dict[tuple[int, int], Worker] = {}
+        self.workers: dict[tuple[int, int], SimWorker] = {}
+        self.ended: dict[tuple[int, int], SimWorker] = {}
         self.holder: SimEngine | None = None
 
     def say(self, message: wire.AnyFromAgent) -> None:
@@ -252,7 +252,7 @@ class Agent:
         for spec in message.workers:
             if any(spec.epoch > epoch for epoch, _ in self.ended):
                 self.ended.clear()
-            worker = Worker(self, spec)
+            worker = SimWorker(self, spec)
             self.workers[worker.key] = worker
             self.cluster.started(self.holder, spec)
             self.say(wire.Spawned(spec.epoch, spec.generation, spec.member.rank, worker.pid))
@@ -329,7 +329,7 @@ class Cluster:
     run: View
     training: Training
     orphan_s: float
-    agents: list[Agent] = field(default_factory=list)
+    agents: list[SimAgent] = field(default_factory=list)
     engines: list[SimEngine] = field(default_factory=list)
     on_start: Callable[[SimEngine, wire.WorkerSpec], None] = lambda engine, spec: None
     _made: int = 0
@@ -340,10 +340,10 @@ class Cluster:
 
     def add_host(self) -> None:
         number = self.next_pid()
-        self.agents.append(Agent(self, f"host-{number}", f"slice-{number}"))
+        self.agents.append(SimAgent(self, f"host-{number}", f"slice-{number}"))
         self.announce()
 
-    def alive(self) -> list[Agent]:
+    def alive(self) -> list[SimAgent]:
         return [agent for agent in self.agents if agent.alive]
 
     def started(self, engine: SimEngine | None, spec: wire.WorkerSpec) -> None:
@@ -354,7 +354,7 @@ class Cluster:
         for engine in self.engines:
             engine.announce()
 
-    def kill_host(self, agent: Agent) -> None:
+    def kill_host(self, agent: SimAgent) -> None:
         agent.die()
         self.announce()
         self.time.after(self.rng.uniform(1.0, 5.0), self.add_host)
@@ -374,8 +374,8 @@ class SimEngine:
         self._cluster = cluster
         self._sink: Sink | None = None
         self._run = ""
-        self._up: dict[HostId, Channel] = {}
-        self._down: dict[HostId, Channel] = {}
+        self._up: dict[HostId, SimChannel] = {}
+        self._down: dict[HostId, SimChannel] = {}
         cluster.engines.append(self)
 
     def whoami(self) -> str:
@@ -384,11 +384,11 @@ class SimEngine:
     def is_dead(self, driver: str) -> bool:
         return False
 
-    async def open(self, sink: Sink, ask: Ask) -> None:
+    async def open(self, sink: Sink, ask: EngineRequest) -> None:
         self._sink, self._run, self.lease = sink, ask.run, ask.lease
         sink.on_capacity(self._views())
 
-    def _agent(self, host: HostId) -> Agent:
+    def _agent(self, host: HostId) -> SimAgent:
         return next(agent for agent in self._cluster.agents if agent.host == host)
 
     def _views(self) -> tuple[HostView, ...]:
@@ -438,16 +438,16 @@ class SimEngine:
         if not self.process.alive:
             return
         agent = self._agent(host)
-        channel = self._down.setdefault(host, Channel(self._cluster.time, self._cluster.rng))
+        channel = self._down.setdefault(host, SimChannel(self._cluster.time, self._cluster.rng))
         channel.send(lambda: agent.hear(self, message))
 
-    def hear(self, agent: Agent, message: wire.AnyFromAgent) -> None:
+    def hear(self, agent: SimAgent, message: wire.AnyFromAgent) -> None:
         sink = self._sink
-        channel = self._up.setdefault(agent.host, Channel(self._cluster.time, self._cluster.rng))
+        channel = self._up.setdefault(agent.host, SimChannel(self._cluster.time, self._cluster.rng))
         if sink is not None:
             channel.send(lambda: self.process.do(lambda: sink.on_message(agent.host, message)))
 
-    def lost(self, agent: Agent) -> None:
+    def lost(self, agent: SimAgent) -> None:
         sink = self._sink
         if sink is not None:
             now = self._cluster.time.now + self.ahead

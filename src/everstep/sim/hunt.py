@@ -17,7 +17,7 @@ CHUNK = 50
 
 
 @dataclass
-class Tally:
+class DriverTally:
     """What became of some schedules."""
 
     schedules: int = 0
@@ -26,14 +26,14 @@ class Tally:
     """What did not hold, by seed."""
     interrupted: bool = False
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: DriverTally) -> None:
         self.schedules += other.schedules
         self.found |= other.found
 
 
-def try_seeds(first: int, count: int, mistake: str | None = None, stop: bool = False) -> Tally:
+def try_seeds(first: int, count: int, mistake: str | None = None, stop: bool = False) -> DriverTally:
     """In this process. ``stop``: at the first that fails."""
-    tally = Tally()
+    tally = DriverTally()
     # What a schedule makes refers to itself in circles: it is swept between schedules, not during them.
     gc.disable()
     try:
@@ -75,10 +75,10 @@ def hunt(
     *,
     jobs: int = 1,
     mistake: str | None = None,
-    progress: Callable[[Tally], None] = lambda tally: None,
-) -> Tally:
+    progress: Callable[[DriverTally], None] = lambda tally: None,
+) -> DriverTally:
     """Try ``count`` seeds from ``first`` on. With a mistake in, the first finding is the end."""
-    total, began = Tally(), time.monotonic()
+    total, began = DriverTally(), time.monotonic()
     pieces = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)]
     try:
         for piece in _in_parallel(pieces, 1 if mistake else jobs, mistake):
@@ -93,13 +93,13 @@ def hunt(
     return total
 
 
-def _in_parallel(pieces: list[tuple[int, int]], jobs: int, mistake: str | None) -> Iterator[Tally]:
+def _in_parallel(pieces: list[tuple[int, int]], jobs: int, mistake: str | None) -> Iterator[DriverTally]:
     if jobs <= 1:
         for at, size in pieces:
             yield try_seeds(at, size, mistake, stop=mistake is not None)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: set[Future[Tally]] = set()
+        waiting: set[Future[DriverTally]] = set()
         left = iter(pieces)
         try:
             while True:

@@ -14,7 +14,7 @@ from everstep.driver import journal, records
 from everstep.driver.history import History
 from everstep.driver.records import AnyRecord
 from everstep.sim.disk import Disk, View
-from everstep.sim.time import Violation
+from everstep.sim.time import RuleBroken
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.checkpoints import MANIFEST, Manifest
 
@@ -88,9 +88,9 @@ class Rules:
         """Only retention gives up what is committed, and never the newest."""
         if folder in self.manifests and folder not in self.given_up:
             if self.keep is None:
-                raise Violation(f"4: {folder} is given up, and all checkpoints are to be kept")
+                raise RuleBroken(f"4: {folder} is given up, and all checkpoints are to be kept")
             if self.restorable()[-1:] == [folder]:
-                raise Violation(f"4: {folder} is given up, and is the newest")
+                raise RuleBroken(f"4: {folder} is given up, and is the newest")
         self.given_up.add(folder)
 
     def appending(self, process: str, key: str, data: bytes) -> None:
@@ -98,7 +98,7 @@ class Rules:
         is_record = key.startswith(_LOG) and key.removeprefix(_LOG).isdigit()
         if is_record and self._behind.get(process, key) != key:
             if not isinstance(next(records.decode(data)), records.Opened):
-                raise Violation(f"8: {process} writes on, and was replaced")
+                raise RuleBroken(f"8: {process} writes on, and was replaced")
             del self._behind[process]
 
     def appended(self, process: str, key: str) -> None:
@@ -113,14 +113,14 @@ class Rules:
         folder = _folder(key)
         if folder.startswith("checkpoint_") and folder not in self.given_up:
             what = "a committed checkpoint" if folder in self.manifests else "a folder"
-            raise Violation(f"4: {what} is removed, and the journal does not give it up: {key}")
+            raise RuleBroken(f"4: {what} is removed, and the journal does not give it up: {key}")
 
     def _deleting_record(self, name: str) -> None:
         if name.isdigit():
             if self._snapshot.upto <= int(name) <= self._highest and not self.damaged:
-                raise Violation(f"4: {name} is removed from the journal, and is in no archive")
+                raise RuleBroken(f"4: {name} is removed from the journal, and is in no archive")
         elif name in self._snapshot.archives:
-            raise Violation(f"4: {name} is removed, and the journal needs it")
+            raise RuleBroken(f"4: {name} is removed, and the journal needs it")
 
     def lost(self, key: str) -> None:
         """By a fault. The last number of all is free again then: nobody can know that it was used."""
@@ -144,34 +144,34 @@ class Rules:
     def check_start(self, checkpoint: str | None, at_least: str | None) -> None:
         """``at_least``: what a driver that starts without workers must have found."""
         if checkpoint is not None and checkpoint not in self.manifests:
-            raise Violation(f"5: {checkpoint} is restored, and was never committed")
+            raise RuleBroken(f"5: {checkpoint} is restored, and was never committed")
         if at_least is not None and at_least not in self.given_up and (checkpoint or "") < at_least:
-            raise Violation(f"5: {checkpoint} is restored, and {at_least} is newer and whole")
+            raise RuleBroken(f"5: {checkpoint} is restored, and {at_least} is newer and whole")
 
     # ------------------------------------------------------------------ at the end
 
     def check_end(self) -> None:
         for folder, manifest in self.manifests.items():
             if folder not in self.given_up and self._view.read(f"{folder}/{MANIFEST}") != manifest:
-                raise Violation(f"9: the manifest of {folder} is gone, and nobody gave it up")
+                raise RuleBroken(f"9: the manifest of {folder} is gone, and nobody gave it up")
         log = ImmediateStore(self._view).child(journal.FOLDER)
         scan = complete(journal.scan_journal(log))
         history = History.of(scan.records())
         rows = [bytes(row) for row in history.metrics]
         if not self.damaged:
             if scan.damage:
-                raise Violation(f"the journal is damaged, by nobody: {scan.damage}")
+                raise RuleBroken(f"the journal is damaged, by nobody: {scan.damage}")
             found = [record for record in scan.records() if not isinstance(record, records.Snapshot)]
             if found != self.records:
-                raise Violation(_difference(found, self.records))
+                raise RuleBroken(_difference(found, self.records))
             if len(rows) != len(set(rows)):
-                raise Violation("rows of metrics are there twice")
+                raise RuleBroken("rows of metrics are there twice")
         if not self.damaged:
             # What a driver writes that has been replaced is found when the run is taken the next time.
             before = {f for f, openings in self._written_under.items() if openings < self.openings}
             lost = before - self.given_up - {*history.checkpoints, *history.damaged}
             if lost:
-                raise Violation(f"4: the journal does not know of {sorted(lost)}, which are committed")
+                raise RuleBroken(f"4: the journal does not know of {sorted(lost)}, which are committed")
 
     def rows(self) -> set[bytes]:
         return {

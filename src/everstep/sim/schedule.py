@@ -20,7 +20,7 @@ from everstep.errors import FencedError, RunOwnedError, StorageError
 from everstep.sim.disk import Disk, Network, SimStore, View
 from everstep.sim.hosts import Cluster, SimEngine, Training
 from everstep.sim.rules import RUN, Rules
-from everstep.sim.time import Process, Violation, VirtualTime
+from everstep.sim.time import Process, RuleBroken, VirtualTime
 
 TTL_S = 15.0
 _CALM_S = 4000.0
@@ -50,7 +50,7 @@ class NoRegistry(Registry):
         pass
 
 
-class Story:
+class DriverStory:
     """What happened, for whoever looks at a schedule that failed. Also an ``Observer``."""
 
     def __init__(self, time: VirtualTime, keep: bool) -> None:
@@ -67,7 +67,7 @@ class Story:
 class Watching:
     """An ``Observer`` of one driver."""
 
-    story: Story
+    story: DriverStory
     name: str
 
     def record(self, record: c.Record) -> None:
@@ -120,7 +120,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
-        self.story = Story(self.time, self.keep_story)
+        self.story = DriverStory(self.time, self.keep_story)
         self.disk = Disk(rng)
         self.rules = Rules(self.disk)
         workers = rng.choice([1, 2, 3])
@@ -194,7 +194,7 @@ class Schedule:
         recorded = driver.outcome.unrecorded is None
         seat.finished = end is not None and end.outcome is c.Outcome.FINISHED and recorded
         if end is not None and end.outcome is c.Outcome.FAILED:
-            raise Violation(f"6: a run with budget left ends: {end}")
+            raise RuleBroken(f"6: a run with budget left ends: {end}")
 
     def _job(self) -> Job:
         kept = CheckpointConfig(
@@ -311,7 +311,7 @@ class Schedule:
         try:
             self.time.run(at + 100.0 + _CALM_S, self._is_over)
             if not self._is_over():
-                raise Violation("7: faults have ended, and the run does not")
+                raise RuleBroken("7: faults have ended, and the run does not")
             self.rules.check_end()
             self._check_rows()
         finally:
@@ -351,7 +351,7 @@ class Schedule:
                 if worker.spec.member.rank == 0:
                     missing = worker.acknowledged_rows() - rows
                     if missing:
-                        raise Violation(f"records were acknowledged, and are not in the journal: {missing}")
+                        raise RuleBroken(f"records were acknowledged, and are not in the journal: {missing}")
 
 
 _FAULTS = (
@@ -371,5 +371,5 @@ _FAULTS = (
 
 
 def run_seed(seed: int) -> None:
-    """Raises ``Violation`` if something that must hold doesn't."""
+    """Raises ``RuleBroken`` if something that must hold doesn't."""
     Schedule(seed).run()

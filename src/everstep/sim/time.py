@@ -11,7 +11,7 @@ MOST_STEPS = 400_000
 """No schedule has as many; one that does goes round in circles."""
 
 
-class Violation(AssertionError):
+class RuleBroken(AssertionError):
     """Something that must always hold doesn't."""
 
 
@@ -47,7 +47,7 @@ class VirtualTime:
                     raise self.error
                 steps += 1
                 if steps > MOST_STEPS:
-                    raise Violation(f"{steps} steps, and no end")
+                    raise RuleBroken(f"{steps} steps, and no end")
         finally:
             self.running = None
             asyncio._set_running_loop(None)

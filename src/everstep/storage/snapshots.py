@@ -35,7 +35,7 @@ class Pinned(msgspec.Struct, frozen=True):
     modified_ns: int
 
 
-class Job(msgspec.Struct, frozen=True):
+class PendingUpload(msgspec.Struct, frozen=True):
     """An upload to be done. Credentials aren't in it: who does it brings the store."""
 
     run: str
@@ -72,7 +72,7 @@ def take(spool: Path, run: str, share: Share, source: Path, *, keep: bool) -> Pa
                 _copy(source, relative, place)
             else:
                 raise
-        job = Job(run, share, str(place), [_pin(place, path) for path in relative])
+        job = PendingUpload(run, share, str(place), [_pin(place, path) for path in relative])
         with Draft(home, named=True) as draft:
             draft.write(memoryview(msgspec.json.encode(job)))
             draft.replace(home / JOB, durable=False)
@@ -94,8 +94,8 @@ def finish(job: Path, run: Store) -> Part:
     return upload_part(run, what.share, Path(what.place), check=lambda: _check_unchanged(what))
 
 
-def read(job: Path) -> Job:
-    what = msgspec.json.decode(job.read_bytes(), type=Job)
+def read(job: Path) -> PendingUpload:
+    what = msgspec.json.decode(job.read_bytes(), type=PendingUpload)
     if what.format > FORMAT:
         raise StorageError(f"{job} was written by a newer Everstep", "let that one finish it")
     return what
@@ -135,7 +135,7 @@ def _pin(place: Path, path: Path) -> Pinned:
     return Pinned(path.as_posix(), stat.st_size, stat.st_mtime_ns)
 
 
-def _check_unchanged(job: Job) -> None:
+def _check_unchanged(job: PendingUpload) -> None:
     """A hard link pins a file, not its contents: one that was written over since must not be uploaded as the
     old one, nor half of each.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from everstep.agent import framing, kernel, wire
 from everstep.control.failures import Failure, Kind
-from everstep.engine.base import Ask, Sink
+from everstep.engine.base import EngineRequest, Sink
 from everstep.engine.hearing import Hearing
 from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, runtime_folder, socket_of
 from everstep.engine.local.machine import check_feasible, visible_gpus
@@ -25,7 +25,7 @@ _LOOK_S = 0.1
 class _Stream(asyncio.Protocol):
     """One connection to an agent: the one for messages, or the one for heartbeats."""
 
-    def __init__(self, link: HostLink, beats: bool) -> None:
+    def __init__(self, link: LocalLink, beats: bool) -> None:
         self._link = link
         self._beats = beats
         self._frames = framing.Frames()
@@ -40,7 +40,7 @@ class _Stream(asyncio.Protocol):
         self._link.lost()
 
 
-class HostLink:
+class LocalLink:
     """A host that the engine is connected to."""
 
     def __init__(self, engine: LocalEngine, facts: HostFile) -> None:
@@ -112,14 +112,14 @@ class LocalEngine:
     shares_machine = True
     brings_folder = False
     sink: Sink
-    ask: Ask
+    ask: EngineRequest
 
     def __init__(self, cluster: LocalCluster | None = None) -> None:
         self._cluster = cluster
         self._own: OwnHost | None = None
         self.folder = Path()
-        self.links: dict[HostId, HostLink] = {}
-        self._dead: dict[HostId, HostLink] = {}
+        self.links: dict[HostId, LocalLink] = {}
+        self._dead: dict[HostId, LocalLink] = {}
         self._claiming: dict[int, set[HostId]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._last_view: tuple[HostView, ...] = ()
@@ -131,7 +131,7 @@ class LocalEngine:
     def is_dead(self, driver: str) -> bool:
         return False
 
-    async def open(self, sink: Sink, ask: Ask) -> None:
+    async def open(self, sink: Sink, ask: EngineRequest) -> None:
         check_feasible(ask, self._cluster)
         self.sink, self.ask = sink, ask
         self.hearing = Hearing(ask.deadlines, self._silent)
@@ -182,7 +182,7 @@ class LocalEngine:
             del self._dead[host]
         for host, facts in there.items():
             if host not in self.links and host not in self._dead:
-                link = HostLink(self, facts)
+                link = LocalLink(self, facts)
                 try:
                     await link.connect()
                     self.links[host] = link
@@ -194,7 +194,7 @@ class LocalEngine:
                     if link.version != wire.WIRE_VERSION:
                         self._refuse(link)
 
-    def _refuse(self, link: HostLink) -> None:
+    def _refuse(self, link: LocalLink) -> None:
         """It speaks another version. An agent that an earlier driver of this run left behind is ended when
         this machine is used, like one that is silent; any other is the user's.
         """
@@ -230,7 +230,7 @@ class LocalEngine:
             silence = time.monotonic() - since
             self.host_lost(link, Kind.HOST_SILENT, since, f"no heartbeat for {silence:.1f} s")
 
-    def host_lost(self, link: HostLink, kind: Kind, at: float, message: str) -> None:
+    def host_lost(self, link: LocalLink, kind: Kind, at: float, message: str) -> None:
         self.hearing.forget(link.host)
         was_alive, link.alive = link.alive, False
         if kind is Kind.HOST_LOST:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from functools import cache
 
-from everstep.engine.base import Ask
+from everstep.engine.base import EngineRequest
 from everstep.engine.local.cluster import LocalCluster
 from everstep.errors import InfeasibleResourcesError, RefusedError
 
@@ -30,7 +30,7 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(listing.stdout.split())
 
 
-def check_feasible(ask: Ask, cluster: LocalCluster | None) -> None:
+def check_feasible(ask: EngineRequest, cluster: LocalCluster | None) -> None:
     """Refuse, before anything starts, what this machine can never give."""
     for key, value in ask.runtime_env.items():
         if key not in _SERVED_RUNTIME_ENV or (key == "working_dir" and "://" in value):
@@ -61,7 +61,7 @@ def check_feasible(ask: Ask, cluster: LocalCluster | None) -> None:
         _check_cluster(ask, need, cluster)
 
 
-def _check_cluster(ask: Ask, need: Mapping[str, float], cluster: LocalCluster) -> None:
+def _check_cluster(ask: EngineRequest, need: Mapping[str, float], cluster: LocalCluster) -> None:
     """Virtual hosts have room for so many workers each, and share the machine's processors."""
     for name, amount in need.items():
         if name != "CPU" and amount:
@@ -83,7 +83,7 @@ def _check_cluster(ask: Ask, need: Mapping[str, float], cluster: LocalCluster) -
             )
 
 
-def _check_machine(ask: Ask, need: Mapping[str, float]) -> None:
+def _check_machine(ask: EngineRequest, need: Mapping[str, float]) -> None:
     have: dict[str, float] = {"CPU": os.cpu_count() or 1, "GPU": len(visible_gpus())}
     for name, amount in need.items():
         total = amount * ask.workers

@@ -39,7 +39,7 @@ RAYLET_DIED = "its raylet died"
 CONCURRENCY_GROUPS = {"orders": 1, "words": 4, "beats": 2}
 
 
-class Session:
+class AgentConnections:
     """A driver's two connections to the agent, kept here for it."""
 
     def __init__(self, path: str, run: str, lease: int, beat_s: float, driver: str) -> None:
@@ -123,7 +123,7 @@ class HostActor:
         lock = runtime_folder() / lock_name
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder: Path = folder
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, AgentConnections] = {}
         self._last_session = 0
         self._lease = 0
         me = os.getpid()
@@ -173,7 +173,7 @@ class HostActor:
         self._last_session += 1
         self._lease = max(self._lease, lease)
         path = str(self._folder / SOCKET)
-        self._sessions[self._last_session] = Session(path, run, lease, beat_s, driver)
+        self._sessions[self._last_session] = AgentConnections(path, run, lease, beat_s, driver)
         return self._last_session
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]

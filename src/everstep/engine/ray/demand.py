@@ -19,7 +19,7 @@ from typing import Any
 from ray.util.accelerators import accelerators
 from ray.util.placement_group import placement_group
 
-from everstep.engine.base import Ask
+from everstep.engine.base import EngineRequest
 from everstep.engine.ray import cluster
 from everstep.topology.accelerators import TopologyError, generation_of, slice_shape
 from everstep.topology.discovery import ACCELERATOR, TPU_TOPOLOGY
@@ -44,7 +44,7 @@ class Wish:
 class Demand:
     """Keeps as many groups pending as there are slices missing. Called on one thread at a time."""
 
-    def __init__(self, tag: str, ask: Ask) -> None:
+    def __init__(self, tag: str, ask: EngineRequest) -> None:
         self._tag = f"{tag}demand/"
         self._ask = ask
         self._number = 0

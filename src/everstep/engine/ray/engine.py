@@ -17,18 +17,18 @@ import time
 
 from everstep.agent import wire
 from everstep.control.failures import Failure, Kind
-from everstep.engine.base import Ask, Sink
+from everstep.engine.base import EngineRequest, Sink
 from everstep.engine.hearing import Hearing
 from everstep.engine.ray import cluster
 from everstep.engine.ray.actor import END_S, RAYLET_DIED
 from everstep.engine.ray.demand import Demand
-from everstep.engine.ray.held import Held, HeldSlices
+from everstep.engine.ray.held import HeldSlice, HeldSlices
 from everstep.engine.ray.leftovers import find_what_is_left
-from everstep.engine.ray.link import HostLink
+from everstep.engine.ray.link import ActorLink
 from everstep.engine.ray.reservations import Reservations
 from everstep.engine.ray.sweeper import SweeperLine
 from everstep.engine.ray.upkeep import OffLoop, keep_doing
-from everstep.engine.ray.watch import Watch, look_at_cluster
+from everstep.engine.ray.watch import ClusterWatch, look_at_cluster
 from everstep.topology.slices import HostId, HostView, SliceName
 
 _LOOK_S = 0.25
@@ -39,9 +39,9 @@ class RayEngine:
 
     shares_machine = False
     sink: Sink
-    ask: Ask
+    ask: EngineRequest
     hearing: Hearing
-    watch: Watch
+    watch: ClusterWatch
     demand: Demand
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class RayEngine:
 
     # ------------------------------------------------------------------ opening and closing
 
-    async def open(self, sink: Sink, ask: Ask) -> None:
+    async def open(self, sink: Sink, ask: EngineRequest) -> None:
         self.sink, self.ask = sink, ask
         self.hearing = Hearing(ask.deadlines, self._silent)
         self._tag = cluster.tag_of(ask.run)
-        self.watch = Watch(ask.wanted)
+        self.watch = ClusterWatch(ask.wanted)
         self.demand = Demand(self._tag, ask)
         self._reservations = Reservations(self, self._tag)
         sweeper = SweeperLine(self._tag, ask.deadlines.orphan_s, self.off_loop)
@@ -145,19 +145,19 @@ class RayEngine:
             silence = time.monotonic() - since
             self._forget(link, Kind.HOST_SILENT, since, f"no heartbeat for {silence:.1f} s")
 
-    def lost(self, link: HostLink, why: str) -> None:
+    def lost(self, link: ActorLink, why: str) -> None:
         """Its agent is gone, or its node, which may serve again once Ray has caught up."""
         if why == RAYLET_DIED:
             self.watch.suspect(link.host)
         self._forget(link, Kind.HOST_LOST, time.monotonic(), why)
 
-    def _forget(self, link: HostLink, kind: Kind, at: float, why: str) -> None:
+    def _forget(self, link: ActorLink, kind: Kind, at: float, why: str) -> None:
         if self._slices.has(link):
             self._drop(link)
             self._last_view = ()  # it counts as lost until the next look, which says what there is
             self.sink.on_lost(link.host, Failure(kind, at, why, host=link.host))
 
-    def _drop(self, link: HostLink) -> None:
+    def _drop(self, link: ActorLink) -> None:
         self._slices.drop(link)
         self.unlink(link)
         link.actor.end.remote(self.ask.lease)
@@ -174,7 +174,7 @@ class RayEngine:
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
         self._reservations.reserve(reservation, slices)
 
-    def reserved(self, reservation: int, slices: list[Held]) -> None:
+    def reserved(self, reservation: int, slices: list[HeldSlice]) -> None:
         for held in slices:
             self._slices.add(held)
             for host in held.links:
@@ -198,13 +198,13 @@ class RayEngine:
 
     # ------------------------------------------------------------------ talking to agents
 
-    def unlink(self, link: HostLink) -> None:
+    def unlink(self, link: ActorLink) -> None:
         """Listen no more."""
         self.hearing.forget(link.host)
         self.watch.forget_notice(link.host)
         link.close()
 
-    def heard(self, link: HostLink, message: wire.AnyFromAgent) -> None:
+    def heard(self, link: ActorLink, message: wire.AnyFromAgent) -> None:
         if self._slices.has(link) and not isinstance(message, wire.Status):
             self.sink.on_message(link.host, message)
 

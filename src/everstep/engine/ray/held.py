@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from everstep.engine.ray.link import HostLink
+from everstep.engine.ray.link import ActorLink
 from everstep.topology.slices import HostId, HostView, SliceName
 
 
 @dataclass
-class Held:
+class HeldSlice:
     """A slice that is ours, or is about to be."""
 
     name: SliceName
@@ -25,7 +25,7 @@ class Held:
     """The name of its placement group, which nothing else ever has."""
     making: asyncio.Future[Any] | None = None
     """What a thread is making for it just now: that can't be called off, only waited for."""
-    links: dict[HostId, HostLink] = field(default_factory=dict)
+    links: dict[HostId, ActorLink] = field(default_factory=dict)
 
     def holds(self, host: HostId) -> dict[str, float]:
         slots = self.slots[self.hosts.index(host)] if host in self.hosts else 0
@@ -36,15 +36,15 @@ class HeldSlices:
     """By name, and by host."""
 
     def __init__(self) -> None:
-        self._by_name: dict[SliceName, Held] = {}
+        self._by_name: dict[SliceName, HeldSlice] = {}
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[HeldSlice]:
         return iter(self._by_name.values())
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldSlice) -> None:
         self._by_name[held.name] = held
 
-    def take(self, names: tuple[SliceName, ...]) -> list[Held]:
+    def take(self, names: tuple[SliceName, ...]) -> list[HeldSlice]:
         """These are no longer held."""
         return [self._by_name.pop(name) for name in names if name in self._by_name]
 
@@ -54,18 +54,18 @@ class HeldSlices:
     def hosts(self) -> list[HostId]:
         return sorted(host for held in self for host in held.links)
 
-    def links(self) -> list[HostLink]:
+    def links(self) -> list[ActorLink]:
         return [link for held in self for link in held.links.values()]
 
-    def link(self, host: HostId) -> HostLink | None:
+    def link(self, host: HostId) -> ActorLink | None:
         return next((held.links[host] for held in self if host in held.links), None)
 
-    def has(self, link: HostLink) -> bool:
+    def has(self, link: ActorLink) -> bool:
         """Whether this is still the host's link, and not one that was given up."""
         held = self._by_name.get(link.slice)
         return held is not None and held.links.get(link.host) is link
 
-    def drop(self, link: HostLink) -> None:
+    def drop(self, link: ActorLink) -> None:
         del self._by_name[link.slice].links[link.host]
 
     def as_reserved(self, view: HostView) -> HostView:

@@ -8,14 +8,14 @@ from typing import Any
 import ray
 
 from everstep.engine.ray import cluster
-from everstep.engine.ray.held import Held
-from everstep.engine.ray.link import HostLink
+from everstep.engine.ray.held import HeldSlice
+from everstep.engine.ray.link import ActorLink
 from everstep.engine.ray.reservations import Around, per_worker
 from everstep.errors import AgentVersionError
 from everstep.topology.slices import HostId
 
 
-async def find_what_is_left(around: Around, tag: str) -> list[Held]:
+async def find_what_is_left(around: Around, tag: str) -> list[HeldSlice]:
     """Whole slices whose agents answer and hold this run are kept; all else with our tag is removed."""
     names = await around.off_loop(cluster.actors, tag)
     reserved = await around.off_loop(cluster.groups, tag)
@@ -34,7 +34,7 @@ async def find_what_is_left(around: Around, tag: str) -> list[Held]:
     return kept
 
 
-def _recall(around: Around, tag: str, record: dict[str, Any]) -> Held | None:
+def _recall(around: Around, tag: str, record: dict[str, Any]) -> HeldSlice | None:
     """A slice, from the record of its placement group."""
     prefix, _, slice_name = record["name"].removeprefix(tag).partition("/")
     if not slice_name or prefix == "demand" or record["state"] != "CREATED":
@@ -46,15 +46,15 @@ def _recall(around: Around, tag: str, record: dict[str, Any]) -> Held | None:
         for i in sorted(bundles)
     ]
     hosts = tuple(nodes[i] for i in sorted(nodes))
-    return Held(slice_name, hosts, tuple(slots), needs, record["name"])
+    return HeldSlice(slice_name, hosts, tuple(slots), needs, record["name"])
 
 
-async def _reconnect(around: Around, held: Held, agents: dict[HostId, str]) -> bool:
+async def _reconnect(around: Around, held: HeldSlice, agents: dict[HostId, str]) -> bool:
     ask = around.ask
     try:
         for host, name in agents.items():
             actor = await around.off_loop(ray.get_actor, name, cluster.NAMESPACE)
-            held.links[host] = HostLink(host, held.name, actor, around)
+            held.links[host] = ActorLink(host, held.name, actor, around)
         async with asyncio.timeout(max(5.0, ask.deadlines.heartbeat_timeout_s * 4)):
             await asyncio.gather(*(link.connect(ask, around.whoami()) for link in held.links.values()))
     except Exception as error:  # gone, silent, or of another version: it is not what we could go on with

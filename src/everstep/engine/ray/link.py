@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayError
 
 from everstep.agent import framing, wire
-from everstep.engine.base import Ask
+from everstep.engine.base import EngineRequest
 from everstep.engine.hearing import Hearing
 from everstep.engine.ray.clocks import HostClock
 from everstep.engine.ray.upkeep import describe
@@ -25,12 +25,12 @@ class Ears(Protocol):
 
     hearing: Hearing
 
-    def heard(self, link: HostLink, message: wire.AnyFromAgent) -> None: ...
+    def heard(self, link: ActorLink, message: wire.AnyFromAgent) -> None: ...
 
-    def lost(self, link: HostLink, why: str) -> None: ...
+    def lost(self, link: ActorLink, why: str) -> None: ...
 
 
-class HostLink:
+class ActorLink:
     """A host whose agent we speak with."""
 
     def __init__(self, host: HostId, slice_name: str, actor: Any, ears: Ears) -> None:
@@ -47,7 +47,7 @@ class HostLink:
         self._ears = ears
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def connect(self, ask: Ask, driver: str) -> None:
+    async def connect(self, ask: EngineRequest, driver: str) -> None:
         """Wait for the agent, and begin to listen."""
         pid, started, self.accelerators = await self.actor.hello.remote()
         self.owner = (pid, started)
@@ -92,7 +92,7 @@ class HostLink:
                     self.known.set()
                 self._ears.heard(self, message)
 
-    async def _feel_the_pulse(self, ask: Ask) -> None:
+    async def _feel_the_pulse(self, ask: EngineRequest) -> None:
         """Ask at a steady pace, whether or not the last answer is in: on a busy machine Ray takes a second
         for one, and that isn't silence.
         """

@@ -11,15 +11,15 @@ from typing import Any, Protocol, TypeVar
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
-from everstep.engine.base import Ask, Sink
+from everstep.engine.base import EngineRequest, Sink
 from everstep.engine.ray import cluster
 from everstep.engine.ray.actor import END_S, START_S
 from everstep.engine.ray.demand import Demand
-from everstep.engine.ray.held import Held
-from everstep.engine.ray.link import Ears, HostLink
+from everstep.engine.ray.held import HeldSlice
+from everstep.engine.ray.link import ActorLink, Ears
 from everstep.engine.ray.slicegroup import make_actor, make_group
 from everstep.engine.ray.upkeep import OffLoop, describe
-from everstep.engine.ray.watch import Watch
+from everstep.engine.ray.watch import ClusterWatch
 from everstep.errors import AgentVersionError
 from everstep.topology.slices import SliceName
 
@@ -38,17 +38,17 @@ class NoSuchSliceError(Exception):
 class Around(Ears, Protocol):
     """What reserving needs of the engine around it."""
 
-    ask: Ask
+    ask: EngineRequest
     sink: Sink
-    watch: Watch
+    watch: ClusterWatch
     demand: Demand
     off_loop: OffLoop
 
     def whoami(self) -> str: ...
 
-    def unlink(self, link: HostLink) -> None: ...
+    def unlink(self, link: ActorLink) -> None: ...
 
-    def reserved(self, reservation: int, slices: list[Held]) -> None: ...
+    def reserved(self, reservation: int, slices: list[HeldSlice]) -> None: ...
 
 
 class Reservations:
@@ -94,7 +94,7 @@ class Reservations:
     # ------------------------------------------------------------------ asking
 
     async def _reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
-        made: list[Held] = []
+        made: list[HeldSlice] = []
         try:
             if self._failures:
                 await asyncio.sleep(random.uniform(0, min(5.0, 0.1 * 2**self._failures)))
@@ -120,12 +120,12 @@ class Reservations:
             self._forget(reservation)
             self._around.reserved(reservation, made)
 
-    async def _reserve_slice(self, reservation: int, name: SliceName, made: list[Held]) -> None:
+    async def _reserve_slice(self, reservation: int, name: SliceName, made: list[HeldSlice]) -> None:
         around = self._around
         members = around.watch.members(name)
         if not members:
             raise NoSuchSliceError(f"slice {name} is gone")
-        held = Held(
+        held = HeldSlice(
             name,
             tuple(view.id for view in members),
             tuple(view.slots for view in members),
@@ -138,11 +138,11 @@ class Reservations:
         await self._granted(group)
         for index, host in enumerate(held.hosts):
             actor = await self._make(held, make_actor, around.ask, held, group, index)
-            held.links[host] = HostLink(host, name, actor, around)
+            held.links[host] = ActorLink(host, name, actor, around)
         async with asyncio.timeout(START_S):
             await asyncio.gather(*(link.connect(around.ask, around.whoami()) for link in held.links.values()))
 
-    async def _make(self, held: Held, work: Callable[..., Given], *args: Any) -> Given:
+    async def _make(self, held: HeldSlice, work: Callable[..., Given], *args: Any) -> Given:
         held.making = making = self._around.off_loop(work, *args)
         # The thread goes on when nobody waits any more; what it makes is then given back with the rest.
         return await asyncio.shield(making)
@@ -155,7 +155,7 @@ class Reservations:
 
     # ------------------------------------------------------------------ giving back
 
-    def give_back(self, slices: list[Held]) -> asyncio.Task[None]:
+    def give_back(self, slices: list[HeldSlice]) -> asyncio.Task[None]:
         """End what runs there, and let go of it. That is tried until it is done."""
         for held in slices:
             for link in held.links.values():
@@ -168,7 +168,7 @@ class Reservations:
         task.add_done_callback(self._endings.discard)
         return task
 
-    async def _end(self, held: Held) -> None:
+    async def _end(self, held: HeldSlice) -> None:
         """End what runs in a slice, then give it back. What doesn't answer is ended by Ray."""
         if held.making is not None:
             await asyncio.wait({held.making})
@@ -200,7 +200,7 @@ class Reservations:
             pause = min(_SLOWEST_S, pause * 2)
 
 
-def per_worker(ask: Ask) -> dict[str, float]:
+def per_worker(ask: EngineRequest) -> dict[str, float]:
     return {name: amount for name, amount in ask.wanted.per_worker.items() if amount > 0}
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from everstep.engine.base import Ask
+from everstep.engine.base import EngineRequest
 from everstep.engine.ray import cluster
 from everstep.engine.ray.actor import HostActor
-from everstep.engine.ray.held import Held
+from everstep.engine.ray.held import HeldSlice
 
 
-def make_group(held: Held) -> PlacementGroup:
+def make_group(held: HeldSlice) -> PlacementGroup:
     return placement_group(
         [held.holds(host) for host in held.hosts],
         strategy="STRICT_SPREAD",
@@ -23,7 +23,7 @@ def make_group(held: Held) -> PlacementGroup:
     )
 
 
-def make_actor(ask: Ask, held: Held, group: PlacementGroup, index: int) -> Any:
+def make_actor(ask: EngineRequest, held: HeldSlice, group: PlacementGroup, index: int) -> Any:
     host = held.hosts[index]
     holds = held.holds(host)
     mine = cluster.tag_of(f"{ask.run} {host}").split("/")[1]

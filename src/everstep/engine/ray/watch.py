@@ -22,7 +22,7 @@ _ARRIVE_S = 600.0
 
 
 @dataclass(frozen=True)
-class Look:
+class ClusterLook:
     """What Ray said, at one time."""
 
     nodes: list[cluster.Node]
@@ -32,11 +32,11 @@ class Look:
     """Placement groups of this run."""
 
 
-def look_at_cluster(tag: str) -> Look:
-    return Look(cluster.nodes(), cluster.available(), cluster.draining(), cluster.groups(tag))
+def look_at_cluster(tag: str) -> ClusterLook:
+    return ClusterLook(cluster.nodes(), cluster.available(), cluster.draining(), cluster.groups(tag))
 
 
-class Watch:
+class ClusterWatch:
     """What is known of the cluster's nodes, from the last look."""
 
     def __init__(self, wanted: Wanted) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self._since: dict[HostId, float] = {}
         """When a host was first seen; long ago for one that has been part of a whole slice."""
 
-    def take(self, look: Look, held: Collection[HostId]) -> None:
+    def take(self, look: ClusterLook, held: Collection[HostId]) -> None:
         """This is how it is now. ``held``: the hosts that are ours."""
         self.addresses.update((node.id, node.address) for node in look.nodes)
         for node in look.nodes:
@@ -112,7 +112,7 @@ class Watch:
 
     # ------------------------------------------------------------------ nodes that are about to go
 
-    def new_notices(self, look: Look, held: Collection[HostId], late_s: float) -> dict[HostId, float]:
+    def new_notices(self, look: ClusterLook, held: Collection[HostId], late_s: float) -> dict[HostId, float]:
         """Hosts of ours that drain, as was not known before, and in how many seconds they go. One that should
         have been gone for ``late_s`` is not going.
         """

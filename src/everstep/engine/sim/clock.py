@@ -15,7 +15,7 @@ MOST = 40_000
 """No schedule has as many events; one that does goes round in circles."""
 
 
-class Clock:
+class EventClock:
     def __init__(self) -> None:
         self.now = 0.0
         self._queue: list[tuple[float, int, Action]] = []
@@ -46,10 +46,10 @@ class Clock:
         return done
 
 
-class Channel:
+class ModelChannel:
     """Messages between two parties: late, but in the order in which they were sent."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: EventClock) -> None:
         self._clock = clock
         self._last = 0.0
 

@@ -15,8 +15,8 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Budget
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import Action, Clock
-from everstep.engine.sim.machines import Life, Worker
+from everstep.engine.sim.clock import Action, EventClock
+from everstep.engine.sim.machines import Life, ModelWorker
 from everstep.engine.sim.story import Story
 from everstep.engine.sim.violation import Violation
 from everstep.engine.sim.world import World
@@ -27,7 +27,7 @@ Watch = Callable[[e.AnyEvent, list[c.AnyCommand]], None]
 
 
 class Drivers:
-    def __init__(self, clock: Clock, world: World, story: Story, watch: Watch) -> None:
+    def __init__(self, clock: EventClock, world: World, story: Story, watch: Watch) -> None:
         self.clock = clock
         self.world = world
         self.story = story
@@ -285,7 +285,7 @@ class Drivers:
         trains = worker.life is Life.TRAINING and not worker.stopping
         return not host.frozen and not host.stuck and (trains or worker.life is Life.RETURNED)
 
-    def _worker(self, place: Assignment, generation: int) -> Worker | None:
+    def _worker(self, place: Assignment, generation: int) -> ModelWorker | None:
         for worker in self.world.hosts[place.host].workers:
             if (worker.epoch, worker.rank, worker.generation) == (self._last_epoch, place.rank, generation):
                 return worker

@@ -9,9 +9,9 @@ from functools import partial
 from everstep.control import events as e
 from everstep.control.failures import Kind
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import Clock
+from everstep.engine.sim.clock import EventClock
 from everstep.engine.sim.drivers import Drivers
-from everstep.engine.sim.machines import Host, Life, Slice
+from everstep.engine.sim.machines import Host, Life, ModelSlice
 from everstep.engine.sim.scenario import Family, Scenario
 from everstep.engine.sim.story import Story
 from everstep.engine.sim.world import World
@@ -22,7 +22,7 @@ LOOK_S = 5.0
 
 class Faults:
     def __init__(
-        self, clock: Clock, scenario: Scenario, world: World, drivers: Drivers, story: Story
+        self, clock: EventClock, scenario: Scenario, world: World, drivers: Drivers, story: Story
     ) -> None:
         self.clock = clock
         self.rng = random.Random(0)
@@ -82,7 +82,7 @@ class Faults:
         for slice_ in list(self.world.slices.values()):
             self._repair(slice_)
 
-    def _repair(self, slice_: Slice) -> None:
+    def _repair(self, slice_: ModelSlice) -> None:
         for host in slice_.hosts:
             if host.frozen:
                 self.world.thaw_host(host)
@@ -101,10 +101,10 @@ class Faults:
             busy if busy and self.rng.random() < 0.8 else hosts or list(self.world.hosts.values())
         )
 
-    def _slice(self) -> Slice:
+    def _slice(self) -> ModelSlice:
         return self._host().slice
 
-    def _repair_later(self, slice_: Slice) -> None:
+    def _repair_later(self, slice_: ModelSlice) -> None:
         if self.rng.random() < 0.7:
             self.clock.after(self.rng.uniform(0.1, 200.0), partial(self._repair, slice_))
 
@@ -192,7 +192,7 @@ class Faults:
         how = self.rng.choice(("much too late", "never"))
         return self._notice(self._slice(), how, self.rng.choice((1.0, 15.0, 60.0)))
 
-    def _notice(self, slice_: Slice, how: str, lead: float) -> str:
+    def _notice(self, slice_: ModelSlice, how: str, lead: float) -> str:
         if not slice_.whole or slice_.name in self.world.notices or slice_.doomed:
             return ""  # a second notice would blur what each is for
         deadline = self.clock.now + lead
@@ -214,7 +214,7 @@ class Faults:
             self.clock.after(0.2 + lead * self.rng.random(), partial(self.world.cancel_notice, slice_))
         return f"{slice_.name} gets a notice, {how}: {lead:.0f} s"
 
-    def _take_away(self, slice_: Slice, noticed: list[Host]) -> None:
+    def _take_away(self, slice_: ModelSlice, noticed: list[Host]) -> None:
         """A notice is about machines: others that have come in their place stay."""
         if slice_.hosts != noticed:
             self.world.forget_notice(slice_)
@@ -232,7 +232,7 @@ class Faults:
         self.clock.after(self.rng.uniform(0.0, 0.5), partial(self._remove, slice_, noticed))
         self.clock.after(self.rng.uniform(5.0, 200.0), partial(self.world.add_slice, slice_.name))
 
-    def _remove(self, slice_: Slice, noticed: list[Host]) -> None:
+    def _remove(self, slice_: ModelSlice, noticed: list[Host]) -> None:
         self.world.forget_notice(slice_)
         if slice_.hosts == noticed:
             self.world.remove_slice(slice_.name)

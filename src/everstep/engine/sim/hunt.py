@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from everstep.control.commands import Rung
 from everstep.control.table import TRANSITIONS, Phase
 from everstep.engine.sim.plants import PLANTS, planted
-from everstep.engine.sim.run import Finding, run_seed
+from everstep.engine.sim.run import ScheduleFailed, run_seed
 from everstep.engine.sim.shrink import kind, shrink
 from everstep.engine.sim.story import brief
 
@@ -85,7 +85,7 @@ def _try_one(seed: int, tally: Tally) -> None:
     tally.schedules += 1
     try:
         result = run_seed(seed)
-    except Finding as finding:
+    except ScheduleFailed as finding:
         tally.violations += 1
         if kind(finding.what) not in tally.found:
             tally.found[kind(finding.what)] = _tell(finding)
@@ -95,7 +95,7 @@ def _try_one(seed: int, tally: Tally) -> None:
     tally.transitions += result.transitions
 
 
-def _tell(finding: Finding) -> Found:
+def _tell(finding: ScheduleFailed) -> Found:
     short = shrink(finding)
     return Found(
         finding.scenario.seed,

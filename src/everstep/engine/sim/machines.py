@@ -13,7 +13,7 @@ from everstep.control import events as e
 from everstep.control.failures import Failure
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
-from everstep.engine.sim.clock import Channel, Clock
+from everstep.engine.sim.clock import EventClock, ModelChannel
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
@@ -29,7 +29,7 @@ class Life(enum.StrEnum):
     DEAD = "dead"
 
 
-class Worker:
+class ModelWorker:
     """A process with a rank. It reports once a step; the group's tick moves it."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Worker:
 
 
 class Host:
-    def __init__(self, name: HostId, slice_: Slice, index: int, slots: int, clock: Clock) -> None:
+    def __init__(self, name: HostId, slice_: ModelSlice, index: int, slots: int, clock: EventClock) -> None:
         self.id = name
         self.slice = slice_
         self.index = index
@@ -135,9 +135,9 @@ class Host:
         self.template = False
         self.attempt = 0
         """Counts preparations, so that an old one's outcome is known as such."""
-        self.workers: list[Worker] = []
-        self.up = Channel(clock)
-        self.down = Channel(clock)
+        self.workers: list[ModelWorker] = []
+        self.up = ModelChannel(clock)
+        self.down = ModelChannel(clock)
         self.held_back: list[Callable[[], None]] = []
         """What reaches a frozen host, or would leave it, waits until it thaws."""
 
@@ -146,7 +146,7 @@ class Host:
         return self.alive and not self.lost
 
 
-class Slice:
+class ModelSlice:
     def __init__(self, name: SliceName) -> None:
         self.name = name
         self.hosts: list[Host] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.control import commands as c
 from everstep.control.snapshots import At, Copy
-from everstep.engine.sim.machines import Host, Life, Worker
+from everstep.engine.sim.machines import Host, Life, ModelWorker
 from everstep.engine.sim.violation import Violation
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SLOTS = 2
 
 
-class Held(NamedTuple):
+class ModelCopy(NamedTuple):
     """What is in a slot: whole, or it isn't there."""
 
     at: At
@@ -27,20 +27,20 @@ class Held(NamedTuple):
     """How many it was divided among."""
 
 
-class Memory:
+class ModelMemory:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._slots: dict[tuple[HostId, int], list[Held | None]] = {}
+        self._slots: dict[tuple[HostId, int], list[ModelCopy | None]] = {}
 
-    def begin(self, host: Host, worker: Worker) -> int:
+    def begin(self, host: Host, worker: ModelWorker) -> int:
         """The worker writes over a slot that it may. Returns which; it holds nothing until it is finished."""
         slots = self._slots.setdefault((host.id, worker.rank), [None] * SLOTS)
         number = next(i for i, held in enumerate(slots) if held is None or held.at != worker.kept)
         slots[number] = None
         return number
 
-    def finish(self, host: Host, worker: Worker, number: int, at: At, step: int) -> None:
-        self._slots[host.id, worker.rank][number] = Held(at, step, worker.place.world_size)
+    def finish(self, host: Host, worker: ModelWorker, number: int, at: At, step: int) -> None:
+        self._slots[host.id, worker.rank][number] = ModelCopy(at, step, worker.place.world_size)
         worker.open = at
 
     def forget(self, host: Host) -> None:
@@ -48,7 +48,7 @@ class Memory:
         for key in [key for key in self._slots if key[0] == host.id]:
             del self._slots[key]
 
-    def find(self, host: HostId, rank: int, at: At) -> Held | None:
+    def find(self, host: HostId, rank: int, at: At) -> ModelCopy | None:
         slots = self._slots.get((host, rank), [])
         return next((held for held in slots if held is not None and held.at == at), None)
 
@@ -64,7 +64,7 @@ class Memory:
             found.append({held.at for held in slots if held is not None and held.ranks == len(places)})
         return max(set.intersection(*found), default=None)
 
-    def restore(self, host: Host, worker: Worker, at: At) -> None:
+    def restore(self, host: Host, worker: ModelWorker, at: At) -> None:
         """As a worker does when it starts."""
         held = self.find(host.id, worker.rank, at)
         if held is None:
@@ -86,7 +86,7 @@ class Memory:
                 if worker.epoch == command.epoch and worker.rank in command.ranks:
                     self._world.to_host(host, partial(self._told, worker, command))
 
-    def _told(self, worker: Worker, command: c.KeepSnapshot) -> None:
+    def _told(self, worker: ModelWorker, command: c.KeepSnapshot) -> None:
         if worker.life is Life.DEAD:
             return
         worker.kept = command.kept

@@ -11,8 +11,8 @@ from everstep.control.commands import AskReason
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
-from everstep.control.vitals import Finding, Place, Stage, Vitals
-from everstep.engine.sim.machines import GroupKey, Host, Life, Worker
+from everstep.control.vitals import Finding, StackPlace, Stage, Vitals
+from everstep.engine.sim.machines import GroupKey, Host, Life, ModelWorker
 
 if TYPE_CHECKING:
     from everstep.engine.sim.world import World
@@ -27,7 +27,7 @@ class Processes:
         self.watch: Callable[[Host], None] = lambda host: None
         """Told of every host on which a process begins."""
 
-    def members(self, key: GroupKey) -> list[tuple[Host, Worker]]:
+    def members(self, key: GroupKey) -> list[tuple[Host, ModelWorker]]:
         """The workers of a group's incarnation whose process is there."""
         hosts = self._world.hosts.values()
         return [(h, w) for h in hosts for w in h.workers if w.key == key and w.life is not Life.DEAD]
@@ -44,10 +44,10 @@ class Processes:
         damaged = command.checkpoint if command.full and command.checkpoint in world.storage.damaged else None
         for place in command.assignments:
             host = world.hosts[place.host]
-            worker = Worker(place, command.epoch, generations[place.group_id], step, damaged)
+            worker = ModelWorker(place, command.epoch, generations[place.group_id], step, damaged)
             world.to_host(host, partial(self._spawn, host, worker, command.snapshot))
 
-    def _spawn(self, host: Host, worker: Worker, snapshot: At | None) -> None:
+    def _spawn(self, host: Host, worker: ModelWorker, snapshot: At | None) -> None:
         world = self._world
         host.workers.append(worker)
         self.watch(host)
@@ -70,11 +70,11 @@ class Processes:
                 world.clock.after(world.between(0.01, 0.5), partial(self._ready, where, peer))
             world.clock.after(world.between(0.5, 1.0), partial(self._tick, worker.key))
 
-    def _die_joining(self, host: Host, worker: Worker) -> None:
+    def _die_joining(self, host: Host, worker: ModelWorker) -> None:
         if worker.life is Life.JOINING:
             self.crash(host, worker, Kind.SIGNAL)
 
-    def _ready(self, host: Host, worker: Worker) -> None:
+    def _ready(self, host: Host, worker: ModelWorker) -> None:
         if worker.life is not Life.JOINING or worker.stuck:
             return
         if host.frozen:
@@ -108,13 +108,13 @@ class Processes:
                 return
         world.clock.after(world.scenario.step_s * world.between(0.9, 1.1), partial(self._tick, key))
 
-    def _waits_for_snapshot(self, peers: list[tuple[Host, Worker]]) -> bool:
+    def _waits_for_snapshot(self, peers: list[tuple[Host, ModelWorker]]) -> bool:
         """A rank that doesn't know what becomes of its last snapshot takes no other, while there is somebody
         to tell it.
         """
         return not self._world.undriven and any(worker.open is not None for _, worker in peers)
 
-    def _step(self, host: Host, worker: Worker, step: int, saves: bool) -> None:
+    def _step(self, host: Host, worker: ModelWorker, step: int, saves: bool) -> None:
         """Take a snapshot, which takes a while, and report."""
         world = self._world
         last = step >= world.scenario.steps
@@ -125,7 +125,7 @@ class Processes:
         pause = world.between(0.0, 0.3 * world.scenario.step_s)
         world.clock.after(pause, partial(self._copied, host, worker, slot, step, saves))
 
-    def _copied(self, host: Host, worker: Worker, slot: int, step: int, saves: bool) -> None:
+    def _copied(self, host: Host, worker: ModelWorker, slot: int, step: int, saves: bool) -> None:
         if worker.life is not Life.TRAINING or not host.alive:
             return  # killed in the middle of it
         if host.frozen:
@@ -135,13 +135,13 @@ class Processes:
         self._world.memory.finish(host, worker, slot, at, step)
         self._report(host, worker, step, saves)
 
-    def _return(self, host: Host, worker: Worker) -> None:
+    def _return(self, host: Host, worker: ModelWorker) -> None:
         worker.life = Life.RETURNED
         self._world.from_host(host, worker.returned(), 0.02)
         if self._world.scenario.says_gone:
             self._say_gone(host, worker)
 
-    def _report(self, host: Host, worker: Worker, step: int, saves: bool) -> None:
+    def _report(self, host: Host, worker: ModelWorker, step: int, saves: bool) -> None:
         world, scenario = self._world, self._world.scenario
         worker.step = step
         worker.moved = world.clock.now
@@ -168,7 +168,7 @@ class Processes:
             worker.unacknowledged[index] = part
             world.from_host(host, worker.reported(index, parts=(part,), copied=copied), latency)
 
-    def _uploaded(self, host: Host, worker: Worker, part: Part, fails: bool) -> None:
+    def _uploaded(self, host: Host, worker: ModelWorker, part: Part, fails: bool) -> None:
         """The agent uploads: it does so also when the worker is dead."""
         if not host.alive or not host.agent:
             return
@@ -183,7 +183,7 @@ class Processes:
             worker.unacknowledged[part.index] = part
             self._world.from_host(host, worker.reported(worker.reports, parts=(part,)))
 
-    def say_again(self, host: Host, worker: Worker) -> None:
+    def say_again(self, host: Host, worker: ModelWorker) -> None:
         """Tell a new driver what the one before may not have dealt with."""
         world = self._world
         for index in sorted(worker.spoilt):
@@ -220,15 +220,15 @@ class Processes:
             )
             self._world.from_host(host, word, self._world.between(0.1, 2.0))
 
-    def _find(self, worker: Worker) -> Finding:
+    def _find(self, worker: ModelWorker) -> Finding:
         waits = not worker.hung and self._stands_still(worker)
-        return Finding(self._vitals(worker), Place.COLLECTIVE if waits else Place.WORKING)
+        return Finding(self._vitals(worker), StackPlace.COLLECTIVE if waits else StackPlace.WORKING)
 
-    def _stands_still(self, worker: Worker) -> bool:
+    def _stands_still(self, worker: ModelWorker) -> bool:
         """It hangs, or waits for one of its group that does, or that is gone."""
         return worker.stuck or any(peer.hung for _, peer in self.members(worker.key))
 
-    def _vitals(self, worker: Worker) -> Vitals:
+    def _vitals(self, worker: ModelWorker) -> Vitals:
         """A step may take any time, and is work all the while."""
         world = self._world
         quiet = world.clock.now - worker.moved
@@ -249,18 +249,18 @@ class Processes:
 
     # ------------------------------------------------------------------ failing
 
-    def crash(self, host: Host, worker: Worker, kind: Kind) -> None:
+    def crash(self, host: Host, worker: ModelWorker, kind: Kind) -> None:
         if worker.running and host.alive and not host.frozen:
             self._fail(host, worker, kind, "boom")
 
-    def _fail(self, host: Host, worker: Worker, kind: Kind, message: str, echo: bool = False) -> None:
+    def _fail(self, host: Host, worker: ModelWorker, kind: Kind, message: str, echo: bool = False) -> None:
         failure = Failure(kind, self._world.clock.now, message, rank=worker.rank, host=host.id, echo=echo)
         self._world.from_host(host, worker.failed(failure))
         self.end(worker)
         if self._world.scenario.says_gone:
             self._say_gone(host, worker)
 
-    def end(self, worker: Worker) -> None:
+    def end(self, worker: ModelWorker) -> None:
         """The process is gone. Collectives of its peers fail after a while, or hang."""
         world = self._world
         was_running = worker.running
@@ -275,11 +275,11 @@ class Processes:
                 recognised = world.rng.random() < 0.8
                 world.clock.after(world.between(0.001, 3.0), partial(self._echo, host, peer, recognised))
 
-    def _echo(self, host: Host, worker: Worker, recognised: bool) -> None:
+    def _echo(self, host: Host, worker: ModelWorker, recognised: bool) -> None:
         if worker.running and host.alive and not host.frozen:
             self._fail(host, worker, Kind.EXCEPTION, "connection closed by peer", echo=recognised)
 
-    def tire_of_waiting(self, awaited: Host, host: Host, worker: Worker) -> None:
+    def tire_of_waiting(self, awaited: Host, host: Host, worker: ModelWorker) -> None:
         if awaited.frozen:
             self._echo(host, worker, True)
 
@@ -302,7 +302,7 @@ class Processes:
             pause = world.between(0.001, 0.05) + command.grace_s * world.rng.random()
             world.clock.after(pause, partial(self._stopped, host, command, mine))
 
-    def _stopped(self, host: Host, command: c.StopWorkers, workers: list[Worker]) -> None:
+    def _stopped(self, host: Host, command: c.StopWorkers, workers: list[ModelWorker]) -> None:
         if not host.alive:
             return
         if host.frozen:
@@ -321,7 +321,7 @@ class Processes:
             ),
         )
 
-    def _say_gone(self, host: Host, worker: Worker) -> None:
+    def _say_gone(self, host: Host, worker: ModelWorker) -> None:
         word = e.WorkersGone(
             at=0.0,
             host=host.id,

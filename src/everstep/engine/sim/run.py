@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.control.commands import Outcome, Record
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import Clock
+from everstep.engine.sim.clock import EventClock
 from everstep.engine.sim.drivers import Drivers
 from everstep.engine.sim.faults import Faults
 from everstep.engine.sim.invariants import Invariants
@@ -30,7 +30,7 @@ _WRONG = (
 """What a brain that is wrong may raise, besides what the checks find."""
 
 
-class Finding(Exception):
+class ScheduleFailed(Exception):
     """A schedule in which something does not hold, with what led there."""
 
     def __init__(self, scenario: Scenario, story: Story, cause: BaseException) -> None:
@@ -40,7 +40,7 @@ class Finding(Exception):
         super().__init__(f"seed {scenario.seed}: {self.what}")
 
 
-class Result:
+class ScheduleResult:
     """What a schedule came to."""
 
     def __init__(self, story: Story, invariants: Invariants, outcome: Outcome, events: int) -> None:
@@ -58,21 +58,21 @@ class Result:
         )
 
 
-def run_seed(seed: int) -> Result:
-    """Run the schedule of this seed to its end. Raises ``Finding``."""
+def run_seed(seed: int) -> ScheduleResult:
+    """Run the schedule of this seed to its end. Raises ``ScheduleFailed``."""
     return run_scenario(draw(seed))
 
 
-def run_scenario(scenario: Scenario) -> Result:
+def run_scenario(scenario: Scenario) -> ScheduleResult:
     story = Story()
     try:
         return _run(scenario, story)
     except _WRONG as cause:
-        raise Finding(scenario, story, cause) from cause
+        raise ScheduleFailed(scenario, story, cause) from cause
 
 
-def _run(scenario: Scenario, story: Story) -> Result:
-    clock = Clock()
+def _run(scenario: Scenario, story: Story) -> ScheduleResult:
+    clock = EventClock()
     world = World(clock, random.Random(f"world {scenario.seed}"), scenario)
     invariants = Invariants(scenario, world)
     drivers = Drivers(clock, world, story, invariants.after)
@@ -101,4 +101,4 @@ def _run(scenario: Scenario, story: Story) -> Result:
     faults.calm()
     events += clock.run(clock.now + 300.0)
     invariants.at_rest()
-    return Result(story, invariants, drivers.outcome.outcome, events)
+    return ScheduleResult(story, invariants, drivers.outcome.outcome, events)

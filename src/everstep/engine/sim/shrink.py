@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from everstep.engine.sim.run import Finding, run_scenario
+from everstep.engine.sim.run import ScheduleFailed, run_scenario
 from everstep.engine.sim.scenario import Scenario
 
 _CHANCES = (
@@ -28,7 +28,7 @@ _CHANCES = (
 MOST_TRIES = 500
 
 
-def shrink(finding: Finding) -> Finding:
+def shrink(finding: ScheduleFailed) -> ScheduleFailed:
     """Leave out one thing after the other for as long as the same kind of thing goes wrong."""
     best = finding
     tries = 0
@@ -51,10 +51,10 @@ def kind(what: str) -> str:
     return "".join("#" if letter.isdigit() else letter for letter in what.split(":")[0] + what[:24])
 
 
-def _try(scenario: Scenario) -> Finding | None:
+def _try(scenario: Scenario) -> ScheduleFailed | None:
     try:
         run_scenario(scenario)
-    except Finding as finding:
+    except ScheduleFailed as finding:
         return finding
     return None
 

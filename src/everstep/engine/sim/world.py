@@ -16,9 +16,9 @@ import msgspec
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason
 from everstep.control.failures import Failure, Kind
-from everstep.engine.sim.clock import Action, Channel, Clock
-from everstep.engine.sim.machines import Host, Reservation, Slice
-from everstep.engine.sim.memory import Memory
+from everstep.engine.sim.clock import Action, EventClock, ModelChannel
+from everstep.engine.sim.machines import Host, ModelSlice, Reservation
+from everstep.engine.sim.memory import ModelMemory
 from everstep.engine.sim.processes import Processes
 from everstep.engine.sim.scenario import Scenario
 from everstep.engine.sim.storage import Storage
@@ -28,11 +28,11 @@ from everstep.topology.slices import HostId, HostView, SliceName
 class World:
     """``tell`` passes an event to whoever drives the run at the time of its delivery."""
 
-    def __init__(self, clock: Clock, rng: random.Random, scenario: Scenario) -> None:
+    def __init__(self, clock: EventClock, rng: random.Random, scenario: Scenario) -> None:
         self.clock = clock
         self.rng = rng
         self.scenario = scenario
-        self.slices: dict[SliceName, Slice] = {}
+        self.slices: dict[SliceName, ModelSlice] = {}
         self.hosts: dict[HostId, Host] = {}
         self.driver = 0
         """Which driver is there, counted from 1; what was sent to another is not delivered."""
@@ -41,7 +41,7 @@ class World:
         """It is there, and doesn't run."""
         self.unheard = False
         """Somebody was told of a loss while no driver lived, and may be gone before it can say so."""
-        self.engine = Channel(clock)
+        self.engine = ModelChannel(clock)
         self.notices: dict[SliceName, float] = {}
         """Deadlines of the notices that have been given and not come true or been cancelled."""
         self.reservations: dict[int, Reservation] = {}
@@ -57,7 +57,7 @@ class World:
         self._machines = 0
         self.processes = Processes(self)
         self.storage = Storage(self)
-        self.memory = Memory(self)
+        self.memory = ModelMemory(self)
         self.undriven = False
         """Workers know that there is no driver."""
         for number in range(scenario.slices):
@@ -74,7 +74,7 @@ class World:
     def fault(self) -> None:
         self.charges += 1
 
-    def send(self, channel: Channel, event: e.AnyEvent, latency: float = 0.0) -> None:
+    def send(self, channel: ModelChannel, event: e.AnyEvent, latency: float = 0.0) -> None:
         """Deliver an event over this channel, if the driver that it is sent to is still there."""
         channel.send(latency or self.between(0.001, 0.05), partial(self._deliver, event, self.driver))
 
@@ -91,7 +91,7 @@ class World:
             return
         self.send(host.up, event, latency)
         if isinstance(event, e.WorkerEvent | e.WorkersGone) and self.chance(self.scenario.duplicates):
-            host.up.send(0.0, partial(self.send, Channel(self.clock), event, self.between(0.0, 60.0)))
+            host.up.send(0.0, partial(self.send, ModelChannel(self.clock), event, self.between(0.0, 60.0)))
 
     def to_host(self, host: Host, action: Action) -> None:
         host.down.send(self.between(0.001, 0.02), partial(self._arrive, host, action))
@@ -106,7 +106,7 @@ class World:
 
     def add_slice(self, name: SliceName, announce: bool = True) -> None:
         """A slice appears, or one that has lost hosts gets new machines in their places."""
-        slice_ = self.slices.setdefault(name, Slice(name))
+        slice_ = self.slices.setdefault(name, ModelSlice(name))
         old = {host.index: host for host in slice_.hosts}
         slice_.hosts = [
             old[i] if i in old and old[i].alive else self._new_host(slice_, i)
@@ -117,7 +117,7 @@ class World:
         if announce:
             self.announce_capacity()
 
-    def _new_host(self, slice_: Slice, index: int) -> Host:
+    def _new_host(self, slice_: ModelSlice, index: int) -> Host:
         self._machines += 1
         host = Host(f"{slice_.name}/{index}#{self._machines}", slice_, index, self.scenario.slots, self.clock)
         self.hosts[host.id] = host
@@ -166,17 +166,17 @@ class World:
 
     # ------------------------------------------------------------------ notices
 
-    def notice(self, slice_: Slice, deadline: float, every_host: bool) -> None:
+    def notice(self, slice_: ModelSlice, deadline: float, every_host: bool) -> None:
         self.notices[slice_.name] = deadline
         for host in slice_.hosts if every_host else slice_.hosts[:1]:
             word = e.PreemptionNotice(at=0.0, host=host.id, deadline=deadline)
             self.from_host(host, word, self.between(0.0, 0.1))
 
-    def forget_notice(self, slice_: Slice) -> None:
+    def forget_notice(self, slice_: ModelSlice) -> None:
         """It has come true: nobody is left to say it again."""
         self.notices.pop(slice_.name, None)
 
-    def cancel_notice(self, slice_: Slice) -> None:
+    def cancel_notice(self, slice_: ModelSlice) -> None:
         self.notices.pop(slice_.name, None)
         host = slice_.hosts[0]
         self.from_host(host, e.NoticeCancelled(at=0.0, host=host.id))
@@ -204,7 +204,7 @@ class World:
         message = "connection broken" if kind is Kind.HOST_LOST else "no heartbeat"
         failure = Failure(kind, happened, message, host=host.id)
         # The word of the loss and the new list of hosts may overtake each other.
-        self.send(Channel(self.clock), e.HostLost(at=0.0, host=host.id, failure=failure))
+        self.send(ModelChannel(self.clock), e.HostLost(at=0.0, host=host.id, failure=failure))
         self.announce_capacity()
 
     def freeze_host(self, host: Host, seconds: float) -> None:
@@ -302,7 +302,7 @@ class World:
         word = e.ReservationFailed(at=0.0, reservation=reservation.id, reason="not free")
         self.send(self.engine, word)
 
-    def _grant_in_part(self, reservation: Reservation, some: list[Slice]) -> None:
+    def _grant_in_part(self, reservation: Reservation, some: list[ModelSlice]) -> None:
         """All or none: the engine gives back what it got, and then says no."""
         for _ in range(2):
             self.fault()  # it may be too late by then, and hold up the next one
@@ -333,7 +333,7 @@ class World:
                     self.to_host(host, partial(self._empty, host))
                 self._clean(slice_)
 
-    def _clean(self, slice_: Slice) -> None:
+    def _clean(self, slice_: ModelSlice) -> None:
         if slice_.holder == "cleaning" and not any(
             host.alive and not host.frozen and (host.agent or host.workers) for host in slice_.hosts
         ):

@@ -11,10 +11,10 @@ import msgspec
 
 from everstep.control.ledger import Category
 from everstep.engine.sim.forecast.forecast import Forecast
-from everstep.engine.sim.forecast.question import Policy, Question
+from everstep.engine.sim.forecast.question import ForecastQuestion, Policy
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ForecastAnswer(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     goodput: float
     """The share of all host-seconds in which steps were made that count."""
@@ -33,7 +33,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The shares over time."""
 
 
-def ask(question: Question, policy: Policy, progress: Callable[[float], None] = lambda done: None) -> Answer:
+def ask(
+    question: ForecastQuestion, policy: Policy, progress: Callable[[float], None] = lambda done: None
+) -> ForecastAnswer:
     forecast = Forecast(question, policy, progress)
     # Looking for circles among the objects of a large cluster takes a quarter of the time, and finds none.
     swept = gc.isenabled()
@@ -45,7 +47,7 @@ def ask(question: Question, policy: Policy, progress: Callable[[float], None] = 
             gc.enable()
     ledger = forecast.ledger
     width = ledger.hosts * ledger.seconds / ledger.PIECES
-    return Answer(
+    return ForecastAnswer(
         policy=policy.name,
         goodput=ledger.goodput,
         shares={category.value: ledger.share(category) for category in Category},
@@ -75,7 +77,10 @@ MOST_HOSTS = 256
 
 
 def advise(
-    question: Question, policy: Policy, answer: Answer, progress: Callable[[], None] = lambda: None
+    question: ForecastQuestion,
+    policy: Policy,
+    answer: ForecastAnswer,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[Advice]:
     """Ask the same question with one thing changed, and tell what helps, the best first."""
     smaller = _smaller(question)
@@ -89,7 +94,7 @@ def advise(
     return sorted(found, key=lambda advice: -advice.gain)
 
 
-def _smaller(question: Question) -> Question:
+def _smaller(question: ForecastQuestion) -> ForecastQuestion:
     slices = max(1, MOST_HOSTS // question.hosts_per_slice)
     if question.slices <= slices or question.mtbf_h is None:
         return question
@@ -102,7 +107,7 @@ def _smaller(question: Question) -> Question:
     )
 
 
-def best_interval_s(question: Question, answer: Answer) -> float | None:
+def best_interval_s(question: ForecastQuestion, answer: ForecastAnswer) -> float | None:
     """Young's rule: the root of twice a checkpoint's cost times the time between interruptions."""
     interruptions = sum(n for rung, n in answer.restarts.items() if rung != "first start")
     if not interruptions or question.checkpoint_cost_s <= 0:
@@ -111,9 +116,11 @@ def best_interval_s(question: Question, answer: Answer) -> float | None:
     return max(question.step_s, math.sqrt(2.0 * question.checkpoint_cost_s * between_s))
 
 
-def _neighbours(question: Question, answer: Answer) -> list[tuple[str, str, Question]]:
+def _neighbours(
+    question: ForecastQuestion, answer: ForecastAnswer
+) -> list[tuple[str, str, ForecastQuestion]]:
     change = msgspec.structs.replace
-    found: list[tuple[str, str, Question]] = []
+    found: list[tuple[str, str, ForecastQuestion]] = []
     interval = best_interval_s(question, answer)
     if interval is not None:
         every = float(f"{interval:.2g}")

@@ -22,10 +22,10 @@ from everstep.control.ledger import Category
 from everstep.control.reports import Part
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import Clock
+from everstep.engine.sim.clock import EventClock
 from everstep.engine.sim.forecast.outages import Outage, drawn, load_trace, with_notices
 from everstep.engine.sim.forecast.pieces import PiecewiseLedger
-from everstep.engine.sim.forecast.question import Policy, Question
+from everstep.engine.sim.forecast.question import ForecastQuestion, Policy
 from everstep.engine.sim.forecast.training import Cadence, Stretch
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, HostView
@@ -53,11 +53,14 @@ class Crew:
 
 class Forecast:
     def __init__(
-        self, question: Question, policy: Policy, progress: Callable[[float], None] = lambda done: None
+        self,
+        question: ForecastQuestion,
+        policy: Policy,
+        progress: Callable[[float], None] = lambda done: None,
     ) -> None:
         self.question = question
         self.policy = policy
-        self.clock = Clock()
+        self.clock = EventClock()
         self.ledger = PiecewiseLedger(question.hosts, question.seconds)
         self.rungs: Counter[Rung] = Counter()
         self.causes: Counter[str] = Counter()

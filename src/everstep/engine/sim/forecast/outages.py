@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.engine.sim.forecast.question import Question
+from everstep.engine.sim.forecast.question import ForecastQuestion
 from everstep.topology.slices import HostId
 
 TRACES = Path(__file__).parent / "traces"
@@ -69,7 +69,7 @@ def with_notices(outages: Iterable[Outage], notice_s: float) -> list[Outage]:
     return sorted(found)
 
 
-def drawn(question: Question, hosts: list[HostId]) -> Iterator[Outage]:
+def drawn(question: ForecastQuestion, hosts: list[HostId]) -> Iterator[Outage]:
     """Failures of independent hosts, one after the other, and the return of those that were repaired."""
     assert question.mtbf_h is not None
     rng = random.Random(question.seed)

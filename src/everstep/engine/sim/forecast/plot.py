@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep.control.ledger import Category
-from everstep.engine.sim.forecast.answer import Answer
-from everstep.engine.sim.forecast.question import Question
+from everstep.engine.sim.forecast.answer import ForecastAnswer
+from everstep.engine.sim.forecast.question import ForecastQuestion
 
 _COLOURS = {
     Category.STEP: "#2a9d5c",
@@ -39,7 +39,7 @@ class PlotUnavailable(RuntimeError):
     """Matplotlib isn't installed."""
 
 
-def plot(question: Question, answers: list[Answer], path: Path, title: str) -> None:
+def plot(question: ForecastQuestion, answers: list[ForecastAnswer], path: Path, title: str) -> None:
     """One row a policy: time on the left, the sum of it on the right."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -61,7 +61,7 @@ def plot(question: Question, answers: list[Answer], path: Path, title: str) -> N
     figure.savefig(path, dpi=130)
 
 
-def _over_time(axes: Any, question: Question, answer: Answer) -> None:
+def _over_time(axes: Any, question: ForecastQuestion, answer: ForecastAnswer) -> None:
     pieces = answer.pieces
     length = question.days * 24 if question.days <= 3 else question.days
     hosts = question.hosts
@@ -90,7 +90,7 @@ def _over_time(axes: Any, question: Question, answer: Answer) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _in_all(axes: Any, answer: Answer) -> None:
+def _in_all(axes: Any, answer: ForecastAnswer) -> None:
     shown = list(_COLOURS)
     shares = [100 * answer.shares[c.value] for c in shown]
     axes.barh(range(len(shown)), shares, color=list(_COLOURS.values()))

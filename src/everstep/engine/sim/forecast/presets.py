@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.engine.sim.forecast.question import Question
+from everstep.engine.sim.forecast.question import ForecastQuestion
 
 
 class Preset(msgspec.Struct, frozen=True):
-    question: Question
+    question: ForecastQuestion
     about: str
     source: str
 
@@ -17,7 +17,7 @@ _LLAMA_HOSTS, _LLAMA_DAYS, _LLAMA_INTERRUPTIONS = 2048, 54.0, 419
 
 PRESETS = {
     "llama3-405b": Preset(
-        Question(
+        ForecastQuestion(
             slices=_LLAMA_HOSTS,
             spares=16,
             days=_LLAMA_DAYS,
@@ -33,7 +33,7 @@ PRESETS = {
         "checkpoint times are assumptions",
     ),
     "bamboo-p3": Preset(
-        Question(
+        ForecastQuestion(
             slices=32,
             min_slices=8,
             days=40_920 / 86_400,

@@ -53,7 +53,7 @@ FULL_RESTART = Policy(
 POLICIES = {policy.name: policy for policy in (EVERSTEP, FULL_RESTART)}
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ForecastQuestion(msgspec.Struct, frozen=True, kw_only=True):
     slices: int
     """How many the job wants; it is a host's share of this target that is accounted for."""
     hosts_per_slice: int = 1
