@@ -32,6 +32,8 @@ from everstep.engine.ray.watch import ClusterWatch, look_at_cluster
 from everstep.topology.slices import HostId, HostView, SliceName
 
 _LOOK_S = 0.25
+_LOOK_SHARE = 0.2
+"""Of the time, at most: looks at a large cluster, or on a busy machine, are further apart."""
 
 
 class RayEngine:
@@ -49,6 +51,7 @@ class RayEngine:
         self._slices = HeldSlices()
         self._wanted_workers = 0
         self._last_view: tuple[HostView, ...] = ()
+        self._look_took = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.off_loop = OffLoop()
 
@@ -81,9 +84,9 @@ class RayEngine:
         self._tasks = [
             asyncio.create_task(work)
             for work in (
-                keep_doing("looking at the cluster", self._look, _look_pause, sink.on_trouble),
+                keep_doing("looking at the cluster", self._look, self._look_pause, sink.on_trouble),
                 keep_doing("reaching the run's sweeper", sweeper.keep, sweeper.pause, sink.on_trouble),
-                keep_doing("counting heartbeats", self.hearing.run, _look_pause, sink.on_trouble),
+                keep_doing("counting heartbeats", self.hearing.run, lambda: _LOOK_S, sink.on_trouble),
             )
         ]
 
@@ -104,7 +107,9 @@ class RayEngine:
     # ------------------------------------------------------------------ which hosts there are
 
     async def _look(self) -> None:
+        began = time.monotonic()
         look = await self.off_loop(look_at_cluster, self._tag)
+        self._look_took = time.monotonic() - began
         self.watch.take(look, self._slices.hosts())
         notices = self.watch.new_notices(look, self._slices.hosts(), self.ask.deadlines.notice_s)
         for host, grace in notices.items():
@@ -115,6 +120,10 @@ class RayEngine:
         self._tell_view()
         short = max(0, self._wanted_workers - self.watch.room()) if self._wanted_workers else 0
         await self.off_loop(self.demand.update, short, look.nodes, self.watch.arriving(), look.groups)
+
+    def _look_pause(self) -> float:
+        """Not in step with other runs: two that want the same slices must not try together for ever."""
+        return max(_LOOK_S, self._look_took / _LOOK_SHARE) * random.uniform(0.7, 1.3)
 
     def _tell_view(self) -> None:
         view = tuple(self._slices.as_reserved(view) for view in self.watch.hosts.values())
@@ -216,8 +225,3 @@ class RayEngine:
         link = self._slices.link(host)
         if link is not None:
             link.send(message)
-
-
-def _look_pause() -> float:
-    """Not in step with other runs: two that want the same slices must not try together for ever."""
-    return _LOOK_S * random.uniform(0.7, 1.3)
