@@ -33,6 +33,9 @@ if TYPE_CHECKING:
         RunConfig as RunConfig,
         ScalingConfig as ScalingConfig,
     )
+    from everstep.context import (
+        TrainContext as TrainContext,
+    )
     from everstep.control.deadlines import (
         Deadlines as Deadlines,
     )
@@ -68,8 +71,10 @@ if TYPE_CHECKING:
         ValidationFn as ValidationFn,
         ValidationTaskConfig as ValidationTaskConfig,
     )
-    from everstep.session import (
-        TrainContext as TrainContext,
+    from everstep.trainer import (
+        Trainer as Trainer,
+    )
+    from everstep.training import (
         get_all_reported_checkpoints as get_all_reported_checkpoints,
         get_checkpoint as get_checkpoint,
         get_context as get_context,
@@ -79,13 +84,11 @@ if TYPE_CHECKING:
         report as report,
         should_checkpoint as should_checkpoint,
     )
-    from everstep.trainer import (
-        Trainer as Trainer,
-    )
 
     from . import collective as collective
 
 _HOMES = {
+    "context": ("TrainContext",),
     "callbacks": ("TrainRunContext", "UserCallback"),
     "checkpoint": (
         "Checkpoint",
@@ -131,8 +134,7 @@ _HOMES = {
         "ValidationFn",
         "ValidationTaskConfig",
     ),
-    "session": (
-        "TrainContext",
+    "training": (
         "get_all_reported_checkpoints",
         "get_checkpoint",
         "get_context",

@@ -50,7 +50,7 @@ class ScriptRun:
         self.is_module = is_module
 
     def __call__(self) -> None:
-        from everstep.session import get_context
+        from everstep.training import get_context
 
         # What a script under torchrun looks at to see whether it was restarted.
         restarts = str(get_context().get_epoch() - 1)

@@ -477,9 +477,9 @@ def pretend_session(rank: int, world_size: int) -> types.ModuleType:
         def get_world_size(self) -> int:
             return world_size
 
-    session = types.ModuleType("everstep.session")
+    session = types.ModuleType("everstep.training")
     session.get_context = Context  # type: ignore[attr-defined]
-    sys.modules["everstep.session"] = session
+    sys.modules["everstep.training"] = session
     return session
 
 

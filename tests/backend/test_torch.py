@@ -228,7 +228,7 @@ def test_a_trainer_takes_its_own_config_and_no_backend() -> None:
 
 @pytest.fixture
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "everstep.session", None)  # what comes after is undone with it
+    monkeypatch.setitem(sys.modules, "everstep.training", None)  # what comes after is undone with it
     pretend_session(rank=1, world_size=2)
 
 

@@ -60,7 +60,7 @@ def warn_of_idle_ranks(here: Rank, micro_batches: int) -> None:
 
 
 def _rank_in_run() -> Rank | None:
-    from everstep.session import get_context
+    from everstep.training import get_context
 
     try:
         context = get_context()

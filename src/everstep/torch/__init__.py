@@ -324,6 +324,6 @@ def _refuse_function(name: str, remedy: str) -> NoReturn:
 
 
 def _context() -> Any:
-    from everstep.session import get_context
+    from everstep.training import get_context
 
     return get_context()

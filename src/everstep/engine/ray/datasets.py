@@ -23,7 +23,7 @@ class RayDataset(DividedElsewhere):
 
     def for_this_worker(self) -> Any:
         if self._mine is None:
-            from everstep.session import get_context
+            from everstep.training import get_context
 
             context = get_context()
             divided = self._divider.divide.remote(context.get_epoch(), context.get_world_size())

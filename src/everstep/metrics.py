@@ -1,0 +1,42 @@
+"""What is reported as metrics, as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from everstep.agent import framing
+from everstep.errors import ConfigError, TooLargeError
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=framing.encode_odd)
+NO_METRICS = msgspec.Raw(msgspec.msgpack.encode({}))
+
+
+def encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
+    if not isinstance(metrics, dict):
+        raise ConfigError(f"report(metrics) got {type(metrics).__name__}", "give it a dict", field="metrics")
+    try:
+        return msgspec.Raw(_encoder.encode(metrics))
+    except (TypeError, ValueError, OverflowError) as error:
+        for key, value in metrics.items():
+            try:
+                _encoder.encode({key: value})
+            except (TypeError, ValueError, OverflowError) as reason:
+                raise ConfigError(
+                    f"report(metrics): {key!r} can't be reported: {reason}",
+                    "report numbers, strings, lists and dicts of them; a tensor with .item() or .tolist()",
+                    field="metrics",
+                ) from error
+        raise
+
+
+def too_large(metrics: dict[str, Any], size: int) -> TooLargeError:
+    sizes = {key: len(_encoder.encode(value)) for key, value in metrics.items()}
+    largest = max(sizes, key=lambda key: sizes[key])
+    return TooLargeError(
+        f"report(metrics) of {framing.as_size(size)}, of which {largest!r} has "
+        f"{framing.as_size(sizes[largest])}: at most {framing.as_size(framing.MAX_PAYLOAD)} can be "
+        "reported at once",
+        "save large values as files of a checkpoint, and report numbers about them",
+    )
