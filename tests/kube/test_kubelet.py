@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.testing.kube.kubelet import Grace
+from everstep.testing.kube.pods import Grace
 
 
 def test_hooks_and_the_end_of_the_containers_share_one_grace() -> None:

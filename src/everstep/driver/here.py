@@ -16,7 +16,6 @@ import msgspec
 
 from everstep import session as sessions
 from everstep.agent import framing, wire, words
-from everstep.agent.answers import Answers
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
 from everstep.checkpoint import Result
@@ -26,6 +25,7 @@ from everstep.control.reports import Ready, ReportBook, Settled
 from everstep.control.table import Phase
 from everstep.driver import records
 from everstep.driver.agreement import Agreement
+from everstep.driver.beside import BesideLink, agree, hear, stop_listening
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, read_history, result_of, to_delete
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from everstep.driver.run import RunSpec
 
 _ALONE = Member(0, 1, 0, 1, 0, 1)
-_HANG_UP_S = 10.0
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -128,7 +127,7 @@ class HereLink:
     def _tell(self, epoch: int, ranks: list[int], message: words.AnyToWorker) -> None:
         for rank in ranks:
             if rank == 0 and self.session is not None:
-                _hear(self.session, message, self.send)
+                hear(self.session, message, self.send)
             elif rank > 0 and self._group is not None:
                 self._group.tell(rank, framing.frame(message))
 
@@ -200,7 +199,7 @@ class HereLink:
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
         if what not in QUESTIONS:
-            return _agree(what, body, self._group) if self._group is not None else body
+            return agree(what, body, self._group) if self._group is not None else body
         upto = msgspec.msgpack.decode(body, type=int)
         with self._heard_of:
             is_due = self._heard_of.wait_for(lambda: self.failure or self._is_due(what, upto), timeout_s)
@@ -300,83 +299,7 @@ class HereLink:
         self._tell_others(words.Undriven(True))
 
     def stop(self) -> None:
-        _stop_listening(self._group, self._listeners)
-
-
-class BesideLink:
-    """The link of another rank than 0, which torchrun has started."""
-
-    def __init__(self, group: LaunchedGroup) -> None:
-        self._group = group
-        self._sending = threading.Lock()
-        self._answers = Answers()
-        self._listener = threading.Thread(target=self._listen, name="everstep-rank-0", daemon=True)
-        self.session: sessions.Session | None = None
-
-    def listen(self) -> None:
-        self._listener.start()
-
-    def _listen(self) -> None:
-        """Until rank 0 has closed the run."""
-        for frame in self._group.told_by_leader():
-            for body in framing.Frames().feed(frame):
-                match words.to_worker.decode(body):
-                    case words.Answer() as answer:
-                        self._answers.put(answer)
-                    case words.Undriven():
-                        return
-                    case message if self.session is not None:
-                        _hear(self.session, message, self.send)
-                    case _:
-                        pass
-
-    def send(self, frame: bytes) -> None:
-        with self._sending:  # the function's thread reports, and the one that uploads
-            self._group.tell_leader(frame)
-
-    def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
-        if what not in QUESTIONS:
-            return _agree(what, body, self._group)
-        with self._answers.expected() as question:
-            self.send(framing.frame(words.Ask(question.seq, what, body)))
-            return question.wait(what, timeout_s)
-
-    def finish(self) -> None:
-        """This rank has returned: its function, or what comes after fit(), may need the run's end."""
-        self.send(framing.frame(words.Returned(None)))
-        self._listener.join()
-
-    def stop(self) -> None:
-        _stop_listening(self._group, [self._listener])
-
-
-def _stop_listening(group: LaunchedGroup | None, threads: list[threading.Thread]) -> None:
-    """A thread that still waits inside of torch when the interpreter ends takes the process down with it."""
-    if group is not None and any(thread.is_alive() for thread in threads):
-        group.hang_up()
-        for thread in threads:
-            thread.join(_HANG_UP_S)
-
-
-def _hear(session: sessions.Session, message: words.AnyToWorker, answer: Callable[[bytes], None]) -> None:
-    match message:
-        case words.CommitTold():
-            session.committed(message.index)
-        case words.Propose():
-            calls = session.proposed(message.number, message.value)
-            answer(framing.frame(words.Counted(message.number, calls)))
-        case words.Agree():
-            session.agreed(message.number, message.start)
-        case _:
-            pass
-
-
-def _agree(what: str, body: bytes, group: LaunchedGroup) -> bytes:
-    """A collective of the ranks."""
-    if what == "broadcast":
-        return group.share(body)
-    group.barrier()
-    return b""
+        stop_listening(self._group, self._listeners)
 
 
 def run_here(

@@ -13,11 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, TypeVar
 
 from everstep import __version__
@@ -30,7 +28,6 @@ from everstep.checkpoint import Result
 from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import EndRun, Outcome
 from everstep.control.events import StopKind
-from everstep.control.failures import Failure, Kind
 from everstep.datasets import is_rays
 from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
@@ -38,11 +35,13 @@ from everstep.driver.clock import MachineClock
 from everstep.driver.display import PlainDisplay, make_display
 from everstep.driver.here import Opening, run_beside, run_here
 from everstep.driver.history import History, log_folder, result_of
+from everstep.driver.interrupts import quiet, run_thread
 from everstep.driver.job import Job
 from everstep.driver.lease import Lease, is_dead, take
 from everstep.driver.loop import Driver
 from everstep.driver.observer import Observer
 from everstep.driver.registry import Registry
+from everstep.driver.verdict import error_for
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
 from everstep.engine.local.engine import LocalEngine
@@ -52,16 +51,8 @@ from everstep.errors import (
     ControllerError,
     EverstepError,
     FencedError,
-    FunctionLoadError,
-    NCCLHangError,
-    PreemptionError,
     ReturnValueError,
-    StorageAccessError,
-    TrainingFailedError,
-    WorkerError,
-    WorkerGroupError,
 )
-from everstep.preemption import PreemptionInfo
 from everstep.storage.asynchronous import AsyncStore, ImmediateStore, ThreadedStore
 from everstep.storage.folder import make_private
 from everstep.storage.shared import leave_marker
@@ -235,7 +226,7 @@ def _drive(start: _Start, lease: Lease, display: Observer) -> Result:
     driver = Driver(start.job(lease), start.store, start.engine, lease, observer, Registry(), start.clock)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
-        stopped = _run_thread(thread, driver)
+        stopped = run_thread(thread, driver)
     finally:
         observer.close()
     outcome = driver.outcome
@@ -364,56 +355,6 @@ def _ray_is_near() -> bool:
     return bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())
 
 
-def _run_thread(thread: threading.Thread, driver: Driver) -> StopKind | None:
-    """Wait for the driver; turn what the user or the system wants meanwhile into requests to it."""
-    stopped: StopKind | None = None
-    asked = 0
-
-    def interrupted() -> None:
-        nonlocal stopped, asked
-        stopped = StopKind.INTERRUPT
-        asked += 1
-        driver.stop(stopped, now=asked > 1)
-        if asked == 1:
-            print("everstep: stopping the workers; Ctrl+C again ends them at once", file=sys.stderr)
-
-    with (
-        _on_signal(signal.SIGTERM, lambda: driver.stop(StopKind.TERMINATE, False)),
-        # Not an exception: a second one could hit us in the middle of dealing with the first.
-        _on_signal(signal.SIGINT, interrupted, instead_of=signal.default_int_handler),
-    ):
-        thread.start()
-        while not driver.outcome.done.is_set():
-            try:
-                # Short waits: an exception thrown into this thread (a notebook's stop button) is seen in
-                # between. Not thread.join(): an exception inside it makes Python believe that the thread has
-                # ended.
-                driver.outcome.done.wait(0.1)
-            except KeyboardInterrupt:
-                interrupted()
-    return stopped
-
-
-@contextmanager
-def _on_signal(number: int, act: Callable[[], None], instead_of: object = None) -> Iterator[None]:
-    """While this lasts, the signal is a request. Only the main thread may say so; and with ``instead_of``,
-    only where that is what the signal does otherwise.
-    """
-    here = threading.current_thread() is threading.main_thread()
-    if not here or (instead_of is not None and signal.getsignal(number) is not instead_of):
-        yield
-        return
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        act()
-
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
 def _raise_for(
     end: EndRun, driver: Driver, name: str, run: Store, *, resumable: bool, stopped: StopKind | None
 ) -> None:
@@ -431,84 +372,10 @@ def _raise_for(
             print(f"everstep: {end.stop.value}. {resume}", file=sys.stderr)
             raise TrainingTerminated(128 + signal.SIGTERM)
         print(f"everstep: interrupted. {resume}", file=sys.stderr)
-        raise _quiet(KeyboardInterrupt(resume))
+        raise quiet(KeyboardInterrupt(resume))
     if end.outcome is Outcome.FAILED:
         raise error_for(end, driver)
     raise FencedError(end.message)
-
-
-def _quiet(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
-    """If nobody catches this one, no traceback through our waiting is shown: everything has been said."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if error is not interrupt:
-            before(kind, error, trace)
-
-    sys.excepthook = hook
-    return interrupt
-
-
-def error_for(end: EndRun, driver: Driver) -> TrainingFailedError:
-    """The error that the user gets: the first cause first."""
-    cause = end.cause
-    assert cause is not None, "a failed run has a cause"
-    failures: dict[int, WorkerError] = {}
-    for failure in [cause, *end.failures]:
-        rank = failure.rank
-        if rank is not None and rank not in failures:
-            failures[rank] = _worker_error(failure, rank, driver)
-    match cause.kind:
-        case Kind.LOAD:
-            return FunctionLoadError(
-                f"Training failed: the training function can't be loaded on {cause.host}: {cause.message}\n\n"
-                f"{cause.traceback}",
-                "Check that its imports work where the workers run; nothing was retried.",
-            )
-        case Kind.CONFLICT:
-            return TrainingFailedError(f"Training failed: {cause.message}")
-        case Kind.STORAGE:
-            return StorageAccessError(f"Training failed: on {cause.host}, {cause.message}")
-        case Kind.PREEMPTED:
-            ranks = {cause.host or "": sorted(failures)}
-            return PreemptionError(PreemptionInfo(None, ranks))
-        case Kind.START | Kind.RESERVATION | Kind.LIMIT if cause.rank is None:
-            return ControllerError(EverstepError(f"{cause.message} ({end.message})"))
-        case Kind.HANG:
-            return NCCLHangError(end.message, failures, cause.rank)
-        case Kind.START:
-            return ControllerError(WorkerGroupError(end.message, failures, cause.rank))
-        case _:
-            if cause.rank is None:
-                lost = next(iter(_ranks_on(driver, cause.host)), 0)
-                failures[lost] = _worker_error(cause, lost, driver)
-                return WorkerGroupError(end.message, failures, lost)
-            return WorkerGroupError(end.message, failures, cause.rank)
-
-
-def _ranks_on(driver: Driver, host: str | None) -> list[int]:
-    members = [m for group in driver.controller.groups.values() for m in group.members.values()]
-    return sorted(m.rank for m in members if m.host == host)
-
-
-def _worker_error(failure: Failure, rank: int, driver: Driver) -> WorkerError:
-    exits = [exited for (_, _, r), exited in driver.workers.results.tails.items() if r == rank]
-    exited = exits[-1] if exits else None
-    tail = failure.log_tail or (exited.log_tail if exited is not None else "")
-    path = failure.log_path or (exited.log_path if exited is not None else "")
-    verb = "raised " if failure.kind in (Kind.EXCEPTION, Kind.LIMIT) else ""
-    if failure.kind in (Kind.HOST_LOST, Kind.HOST_SILENT, Kind.TEMPLATE):
-        verb = f"was lost with its host ({failure.kind.value}): "
-    return WorkerError(
-        rank,
-        failure.host or "",
-        f"{verb}{failure.message}",
-        failure.exit_code,
-        exited.signal if failure.signal and exited is not None else None,
-        failure.traceback,
-        tuple(tail.splitlines()[-20:]),
-        path,
-    )
 
 
 __all__ = ["History", "RunSpec", "TrainingTerminated", "run_training"]
