@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everstep.kube.tending import is_set_within
+from everstep.kube.waiting import is_set_within
 from processes import LIMIT_S
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.kube import actions, grouplabels, names, status as describing
@@ -42,6 +42,7 @@ from everstep.kube.spec import ClusterSpec, Manifest, parse
 from everstep.kube.store import Key
 from everstep.kube.validation import problems, unsupported
 from everstep.kube.view import owner_of
+from everstep.kube.waiting import all_of, is_set_within
 
 if TYPE_CHECKING:
     from everstep.kube.operator import Operator
@@ -200,7 +201,7 @@ class Tending:
             if isinstance(action, Announce) and action.reason == "ReplicaReplaced":
                 self._operator.metrics.replaced(self._key, action.group)
         others = [action for action in plan.actions if not isinstance(action, CreateReplica)]
-        await _all(self._do(cluster, raw, action) for action in others)
+        await all_of(self._do(cluster, raw, action) for action in others)
         # Fresh facts, fresh chances: a refusal of an older spec is over.
         self._refusals = {n: r for n, r in self._refusals.items() if r.generation == cluster.generation}
         # Groups take turns, and what heals goes before what grows.
@@ -222,7 +223,7 @@ class Tending:
     async def _tell_what_was_made(self, raw: Mapping[str, Any]) -> None:
         """In KubeRay's words. Last: whoever has to wait for something waits for no event."""
         notes, self._made = self._made, []
-        await _all(self._operator.events.tell(raw, note) for note in notes)
+        await all_of(self._operator.events.tell(raw, note) for note in notes)
 
     def _created(self, reason: str, what: str, name: str) -> None:
         self._made.append(Announce(False, reason, f"Created {what} {self._namespace}/{name}", name))
@@ -461,18 +462,6 @@ class Tending:
         self._written, self._acknowledged = status, answer.get("status") or {}
 
 
-async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Not by ``asyncio.wait_for``, which before Python 3.12 forgets that it was cancelled if the event comes
-    in the same moment: an operator that was told to stop would go on.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
 def _created_workers(group: str, replicas: Sequence[CreateReplica]) -> Announce:
     """One event for all that a group got at once: a thousand Pods are not worth a thousand of them."""
     pods = [pod for replica in replicas for pod in replica.pods]
@@ -496,10 +485,3 @@ def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
 def _is_gone(error: ApiError) -> bool:
     """Whether there is no Pod of that name, or another one by now."""
     return error.status == 404 or (error.status == 409 and "UID in precondition" in error.message)
-
-
-async def _all(doing: Iterable[Awaitable[None]]) -> None:
-    """All of them, whatever becomes of the others; then the first that is more than a refusal."""
-    for outcome in await asyncio.gather(*doing, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
