@@ -28,7 +28,7 @@ fixture for all of it.
 """
 
 LONG = (
-    "engine/test_sim.py::test_fresh",
+    "sim/test_brain.py::test_fresh",
     "e2e/test_demo.py",
     "e2e/test_examples.py",
     "parity/",

@@ -39,7 +39,7 @@ from everstep.snapshots.writing import OwnMemory
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
-from everstep.uploading import EQUALLY_OFTEN, Uncommitted, Uploads
+from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads
 
 if TYPE_CHECKING:
     from everstep.control.reports import Part
@@ -85,7 +85,7 @@ class Session:
         self._began = time.monotonic()
         self._restored = 0.0
         self._uploads = Uploads(spec, self._run, link.send)
-        self._uncommitted = Uncommitted(spec)
+        self._uncommitted = UncommittedReports(spec)
         self.datasets = Datasets(self._rank, {}, lambda: NOWHERE)
         self._state = ReportedState(
             spec.epoch,

@@ -133,7 +133,7 @@ class Uploads:
         self.later(upload, share.index, held, None)
 
 
-class Uncommitted:
+class UncommittedReports:
     """The reports with a checkpoint that is neither committed nor given up."""
 
     def __init__(self, spec: wire.WorkerSpec) -> None:

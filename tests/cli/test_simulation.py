@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from everstep.cli.main import main
-from everstep.engine.sim import invariants
-from everstep.engine.sim.plants import PLANTS
-from everstep.engine.sim.violation import Violation
+from everstep.sim.brain import invariants
+from everstep.sim.brain.plants import PLANTS
+from everstep.sim.brain.violation import Violation
 
 
 def everstep(*arguments: str) -> Result:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from everstep.engine.sim.forecast.answer import Advice, ForecastAnswer
-    from everstep.engine.sim.forecast.question import ForecastQuestion, Policy
-    from everstep.engine.sim.hunt import Found, Tally
+    from everstep.forecast.answer import Advice, ForecastAnswer
+    from everstep.forecast.question import ForecastQuestion, Policy
+    from everstep.sim.brain.hunt import Found, Tally
 
 _LAST_LINES = 40
 
@@ -51,8 +51,8 @@ def sim_check(
     seed, the shortest story that still fails, and the command that replays it. With --plant the exit code
     is 1 if the mistake is found, as it should be.
     """
-    from everstep.engine.sim.hunt import hunt
-    from everstep.engine.sim.plants import PLANTS
+    from everstep.sim.brain.hunt import hunt
+    from everstep.sim.brain.plants import PLANTS
 
     if driver:
         _check_driver(schedules, seed, jobs or _jobs(), plant, story, as_json)
@@ -119,8 +119,8 @@ def _check_driver(
 
 def _tell_one(seed: int, plant: str | None) -> bool:
     """The story of a schedule that holds. False: it doesn't."""
-    from everstep.engine.sim.plants import PLANTS, planted
-    from everstep.engine.sim.run import ScheduleFailed, run_seed
+    from everstep.sim.brain.plants import PLANTS, planted
+    from everstep.sim.brain.run import ScheduleFailed, run_seed
 
     with planted(PLANTS[plant] if plant is not None else None):
         try:
@@ -267,10 +267,10 @@ def simulate(
     that the job wants is put in one category. Times of a recovery are as `make bench` measured them on one
     machine: give your own, or read the result as what recovery costs at best.
     """
-    from everstep.engine.sim.forecast.answer import advise, ask
-    from everstep.engine.sim.forecast.outages import TraceError
-    from everstep.engine.sim.forecast.plot import PlotUnavailable, plot
-    from everstep.engine.sim.forecast.presets import PRESETS
+    from everstep.forecast.answer import advise, ask
+    from everstep.forecast.outages import TraceError
+    from everstep.forecast.plot import PlotUnavailable, plot
+    from everstep.forecast.presets import PRESETS
 
     if preset == "list":
         for name, known in PRESETS.items():
@@ -304,9 +304,9 @@ def simulate(
 def _question(preset: str | None, given: dict[str, Any]) -> ForecastQuestion:
     import msgspec
 
-    from everstep.engine.sim.forecast.outages import TraceError, load_trace
-    from everstep.engine.sim.forecast.presets import PRESETS
-    from everstep.engine.sim.forecast.question import ForecastQuestion
+    from everstep.forecast.outages import TraceError, load_trace
+    from everstep.forecast.presets import PRESETS
+    from everstep.forecast.question import ForecastQuestion
 
     if preset is not None and preset not in PRESETS:
         raise click.UsageError(f"no preset is called {preset!r}: there is {', '.join(PRESETS)}")
@@ -334,7 +334,7 @@ def _question(preset: str | None, given: dict[str, Any]) -> ForecastQuestion:
 def _policy(name: str, phases: dict[str, float | None], full_restart_s: float | None) -> Policy:
     import msgspec
 
-    from everstep.engine.sim.forecast.question import EVERSTEP, POLICIES
+    from everstep.forecast.question import EVERSTEP, POLICIES
 
     if name not in POLICIES:
         raise click.UsageError(f"no policy is called {name!r}: there is {', '.join(POLICIES)}")
@@ -359,7 +359,7 @@ def _title(preset: str | None, question: ForecastQuestion) -> str:
 def _tell_forecast(
     preset: str | None, question: ForecastQuestion, answers: list[ForecastAnswer], advice: list[Advice]
 ) -> None:
-    from everstep.engine.sim.forecast.presets import PRESETS
+    from everstep.forecast.presets import PRESETS
 
     click.echo(_title(preset, question))
     if preset is not None:

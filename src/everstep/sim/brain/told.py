@@ -10,8 +10,8 @@ import msgspec
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.table import Phase
-from everstep.engine.sim.scenario import Scenario
-from everstep.engine.sim.violation import Violation
+from everstep.sim.brain.scenario import Scenario
+from everstep.sim.brain.violation import Violation
 from everstep.topology.slices import HostId, HostView, SliceName
 
 

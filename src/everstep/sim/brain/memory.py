@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.control import commands as c
 from everstep.control.snapshots import At, Copy
-from everstep.engine.sim.machines import Host, Life, ModelWorker
-from everstep.engine.sim.violation import Violation
+from everstep.sim.brain.machines import Host, Life, ModelWorker
+from everstep.sim.brain.violation import Violation
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
 
 if TYPE_CHECKING:
-    from everstep.engine.sim.world import World
+    from everstep.sim.brain.world import World
 
 SLOTS = 2
 

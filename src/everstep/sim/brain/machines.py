@@ -13,7 +13,7 @@ from everstep.control import events as e
 from everstep.control.failures import Failure
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
-from everstep.engine.sim.clock import EventClock, ModelChannel
+from everstep.sim.brain.clock import EventClock, ModelChannel
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.engine.sim.forecast.question import ForecastQuestion
+from everstep.forecast.question import ForecastQuestion
 
 
 class Preset(msgspec.Struct, frozen=True):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from everstep.control import commands as c, events as e
 from everstep.control.reports import Part
-from everstep.engine.sim.machines import GroupKey
+from everstep.sim.brain.machines import GroupKey
 
 if TYPE_CHECKING:
-    from everstep.engine.sim.world import World
+    from everstep.sim.brain.world import World
 
 
 class Storage:

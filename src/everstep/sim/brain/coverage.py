@@ -7,8 +7,8 @@ if one is reached that isn't in it.
 from __future__ import annotations
 
 from everstep.control.commands import Rung
-from everstep.engine.sim.run import run_scenario
-from everstep.engine.sim.scenario import Family, draw
+from everstep.sim.brain.run import run_scenario
+from everstep.sim.brain.scenario import Family, draw
 
 COLUMNS = {
     Rung.REPLACE_GROUPS: "replace groups",
@@ -86,7 +86,7 @@ def page() -> str:
     )
     return f"""# Which fault leads where
 
-<!-- Made by: python -m everstep.engine.sim.coverage > docs/fault-coverage.md -->
+<!-- Made by: python -m everstep.sim.brain.coverage > docs/fault-coverage.md -->
 
 Each row is a kind of fault that the [simulator](simulator.md) injects, alone; each column a rung of the
 recovery ladder, and `grow back`, the resize that follows a shrink. A dot: some schedule reached it (a test

@@ -15,11 +15,11 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Budget
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import Action, EventClock
-from everstep.engine.sim.machines import Life, ModelWorker
-from everstep.engine.sim.story import Story
-from everstep.engine.sim.violation import Violation
-from everstep.engine.sim.world import World
+from everstep.sim.brain.clock import Action, EventClock
+from everstep.sim.brain.machines import Life, ModelWorker
+from everstep.sim.brain.story import Story
+from everstep.sim.brain.violation import Violation
+from everstep.sim.brain.world import World
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import SliceName
 

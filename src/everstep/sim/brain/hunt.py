@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from everstep.control.commands import Rung
 from everstep.control.table import TRANSITIONS, Phase
-from everstep.engine.sim.plants import PLANTS, planted
-from everstep.engine.sim.run import ScheduleFailed, run_seed
-from everstep.engine.sim.shrink import kind, shrink
-from everstep.engine.sim.story import brief
+from everstep.sim.brain.plants import PLANTS, planted
+from everstep.sim.brain.run import ScheduleFailed, run_seed
+from everstep.sim.brain.shrink import kind, shrink
+from everstep.sim.brain.story import brief
 
 CHUNK = 250
 """Schedules that a process gets at a time."""

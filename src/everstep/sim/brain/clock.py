@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from everstep.engine.sim.violation import Violation
+from everstep.sim.brain.violation import Violation
 
 Action = Callable[[], None]
 

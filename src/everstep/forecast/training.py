@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from everstep.control.ledger import Category
-from everstep.engine.sim.forecast.pieces import PiecewiseLedger
+from everstep.forecast.pieces import PiecewiseLedger
 
 
 class Cadence(msgspec.Struct, frozen=True):

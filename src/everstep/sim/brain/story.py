@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.control.commands import CancelTimer, SetTimer
 from everstep.control.deadlines import Deadlines
-from everstep.engine.sim.scenario import Strike
+from everstep.sim.brain.scenario import Strike
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostView
 

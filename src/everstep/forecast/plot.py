@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from everstep.control.ledger import Category
-from everstep.engine.sim.forecast.answer import ForecastAnswer
-from everstep.engine.sim.forecast.question import ForecastQuestion
+from everstep.forecast.answer import ForecastAnswer
+from everstep.forecast.question import ForecastQuestion
 
 _COLOURS = {
     Category.STEP: "#2a9d5c",

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from everstep.control.ledger import Category
-from everstep.engine.sim.forecast.forecast import Forecast
-from everstep.engine.sim.forecast.question import ForecastQuestion, Policy
+from everstep.forecast.forecast import Forecast
+from everstep.forecast.question import ForecastQuestion, Policy
 
 
 class ForecastAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
 from everstep.control.vitals import Finding, StackPlace, Stage, Vitals
-from everstep.engine.sim.machines import GroupKey, Host, Life, ModelWorker
+from everstep.sim.brain.machines import GroupKey, Host, Life, ModelWorker
 
 if TYPE_CHECKING:
-    from everstep.engine.sim.world import World
+    from everstep.sim.brain.world import World
 
 
 _PRESENT = (Life.TRAINING, Life.RETURNED)

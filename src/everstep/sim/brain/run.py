@@ -8,14 +8,14 @@ import msgspec
 
 from everstep.control.commands import Outcome, Record
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import EventClock
-from everstep.engine.sim.drivers import Drivers
-from everstep.engine.sim.faults import Faults
-from everstep.engine.sim.invariants import Invariants
-from everstep.engine.sim.scenario import Scenario, draw
-from everstep.engine.sim.story import Story
-from everstep.engine.sim.violation import Violation
-from everstep.engine.sim.world import World
+from everstep.sim.brain.clock import EventClock
+from everstep.sim.brain.drivers import Drivers
+from everstep.sim.brain.faults import Faults
+from everstep.sim.brain.invariants import Invariants
+from everstep.sim.brain.scenario import Scenario, draw
+from everstep.sim.brain.story import Story
+from everstep.sim.brain.violation import Violation
+from everstep.sim.brain.world import World
 
 _WRONG = (
     Violation,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from everstep.engine.sim.run import ScheduleFailed, run_scenario
-from everstep.engine.sim.scenario import Scenario
+from everstep.sim.brain.run import ScheduleFailed, run_scenario
+from everstep.sim.brain.scenario import Scenario
 
 _CHANCES = (
     "slow_reservation",

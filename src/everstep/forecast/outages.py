@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.engine.sim.forecast.question import ForecastQuestion
+from everstep.forecast.question import ForecastQuestion
 from everstep.topology.slices import HostId
 
 TRACES = Path(__file__).parent / "traces"

@@ -9,12 +9,12 @@ from functools import partial
 from everstep.control import events as e
 from everstep.control.failures import Kind
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import EventClock
-from everstep.engine.sim.drivers import Drivers
-from everstep.engine.sim.machines import Host, Life, ModelSlice
-from everstep.engine.sim.scenario import Family, Scenario
-from everstep.engine.sim.story import Story
-from everstep.engine.sim.world import World
+from everstep.sim.brain.clock import EventClock
+from everstep.sim.brain.drivers import Drivers
+from everstep.sim.brain.machines import Host, Life, ModelSlice
+from everstep.sim.brain.scenario import Family, Scenario
+from everstep.sim.brain.story import Story
+from everstep.sim.brain.world import World
 
 LOOK_S = 5.0
 """How often agents look at their workers."""

@@ -16,12 +16,12 @@ import msgspec
 from everstep.control import commands as c, events as e
 from everstep.control.commands import AskReason
 from everstep.control.failures import Failure, Kind
-from everstep.engine.sim.clock import Action, EventClock, ModelChannel
-from everstep.engine.sim.machines import Host, ModelSlice, Reservation
-from everstep.engine.sim.memory import ModelMemory
-from everstep.engine.sim.processes import Processes
-from everstep.engine.sim.scenario import Scenario
-from everstep.engine.sim.storage import Storage
+from everstep.sim.brain.clock import Action, EventClock, ModelChannel
+from everstep.sim.brain.machines import Host, ModelSlice, Reservation
+from everstep.sim.brain.memory import ModelMemory
+from everstep.sim.brain.processes import Processes
+from everstep.sim.brain.scenario import Scenario
+from everstep.sim.brain.storage import Storage
 from everstep.topology.slices import HostId, HostView, SliceName
 
 

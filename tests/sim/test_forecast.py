@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from everstep.control.ledger import Category
-from everstep.engine.sim.forecast.answer import ForecastAnswer, advise, ask, best_interval_s
-from everstep.engine.sim.forecast.outages import TraceError, load_trace, read_trace, with_notices
-from everstep.engine.sim.forecast.plot import PlotUnavailable, plot
-from everstep.engine.sim.forecast.presets import PRESETS
-from everstep.engine.sim.forecast.question import EVERSTEP, FULL_RESTART, POLICIES, ForecastQuestion, Policy
+from everstep.forecast.answer import ForecastAnswer, advise, ask, best_interval_s
+from everstep.forecast.outages import TraceError, load_trace, read_trace, with_notices
+from everstep.forecast.plot import PlotUnavailable, plot
+from everstep.forecast.presets import PRESETS
+from everstep.forecast.question import EVERSTEP, FULL_RESTART, POLICIES, ForecastQuestion, Policy
 
 QUIET = ForecastQuestion(slices=8, days=1.0, mtbf_h=None, checkpoint_every_s=600.0, checkpoint_cost_s=6.0)
 BUSY = ForecastQuestion(slices=8, hosts_per_slice=2, spares=1, days=10.0, mtbf_h=300.0, repair_h=6.0, seed=3)
@@ -153,7 +153,7 @@ def test_notices_come_before_their_loss_and_not_before_their_host() -> None:
 
 
 def test_the_trace_that_is_shipped_can_be_read_and_has_its_licence() -> None:
-    from everstep.engine.sim.forecast.outages import TRACES
+    from everstep.forecast.outages import TRACES
 
     assert len(load_trace("bamboo-ec2-p3")) == 344
     assert "MIT License" in (TRACES / "bamboo-ec2-p3.LICENSE.txt").read_text()

@@ -8,12 +8,12 @@ from everstep.control import commands as c, events as e
 from everstep.control.commands import Outcome, Rung
 from everstep.control.failures import BUDGET_OF, Budget, Kind
 from everstep.control.table import TRANSITIONS, Phase
-from everstep.engine.sim.drivers import Drivers
-from everstep.engine.sim.machines import Host
-from everstep.engine.sim.scenario import Family, Scenario
-from everstep.engine.sim.told import Told
-from everstep.engine.sim.violation import Violation
-from everstep.engine.sim.world import World
+from everstep.sim.brain.drivers import Drivers
+from everstep.sim.brain.machines import Host
+from everstep.sim.brain.scenario import Family, Scenario
+from everstep.sim.brain.told import Told
+from everstep.sim.brain.violation import Violation
+from everstep.sim.brain.world import World
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import natural_key
 

@@ -22,11 +22,11 @@ from everstep.control.ledger import Category
 from everstep.control.reports import Part
 from everstep.control.settings import Settings
 from everstep.control.table import Phase
-from everstep.engine.sim.clock import EventClock
-from everstep.engine.sim.forecast.outages import Outage, drawn, load_trace, with_notices
-from everstep.engine.sim.forecast.pieces import PiecewiseLedger
-from everstep.engine.sim.forecast.question import ForecastQuestion, Policy
-from everstep.engine.sim.forecast.training import Cadence, Stretch
+from everstep.forecast.outages import Outage, drawn, load_trace, with_notices
+from everstep.forecast.pieces import PiecewiseLedger
+from everstep.forecast.question import ForecastQuestion, Policy
+from everstep.forecast.training import Cadence, Stretch
+from everstep.sim.brain.clock import EventClock
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, HostView
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from everstep.control.commands import Outcome, Rung
-from everstep.engine.sim import coverage
-from everstep.engine.sim.clock import EventClock, ModelChannel
-from everstep.engine.sim.hunt import hunt, try_seeds
-from everstep.engine.sim.plants import PLANTS, planted
-from everstep.engine.sim.run import ScheduleFailed, run_seed
-from everstep.engine.sim.scenario import Family
-from everstep.engine.sim.shrink import shrink
+from everstep.sim.brain import coverage
+from everstep.sim.brain.clock import EventClock, ModelChannel
+from everstep.sim.brain.hunt import hunt, try_seeds
+from everstep.sim.brain.plants import PLANTS, planted
+from everstep.sim.brain.run import ScheduleFailed, run_seed
+from everstep.sim.brain.scenario import Family
+from everstep.sim.brain.shrink import shrink
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIXED = 1500
@@ -100,7 +100,7 @@ def test_the_page_about_it_is_up_to_date() -> None:
 
 DIGEST = """
 import hashlib
-from everstep.engine.sim.run import run_seed
+from everstep.sim.brain.run import run_seed
 digest = hashlib.sha256()
 for seed in range(40, 100):
     result = run_seed(seed)
