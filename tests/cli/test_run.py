@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -83,7 +84,13 @@ if __name__ == "__main__":
 """
 
 
-def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def everstep(
+    folder: Path, *arguments: str, most_descriptors: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    def limit_descriptors() -> None:
+        if most_descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
+
     return subprocess.run(
         [
             sys.executable,
@@ -99,6 +106,7 @@ def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=LIMIT_S,
         cwd=folder,
+        preexec_fn=limit_descriptors,
     )
 
 
@@ -164,6 +172,16 @@ def test_what_makes_no_sense_is_named(options: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["run", *options])
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_more_workers_than_a_machine_can_have_are_refused_before_any_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    done = everstep(tmp_path, "--nproc-per-node=100000", "train.py", most_descriptors=4096)
+    assert done.returncode == 1
+    assert "100000 workers on this machine, which has room for at most 313" in done.stderr
+    assert "4096 file descriptors for each process (ulimit -Hn)" in done.stderr
+    assert "--nproc-per-node" in done.stderr
+    assert not (tmp_path / "started").exists()
 
 
 def test_only_installed_packages_are_imported_ahead(tmp_path: Path, script: str) -> None:
