@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -214,6 +215,69 @@ while step < 6:
         os.kill(os.getpid(), signal.SIGKILL)
 print(f"began at {began}, ended at {step}", flush=True)
 """
+
+
+UNRULY = """
+import atexit, multiprocessing, os, signal, sys, threading
+
+
+def note(word, here=os.getcwd()):
+    with open(os.path.join(here, "notes"), "a") as file:
+        file.write(word + "\\n")
+
+
+def main():
+    os.chdir("/")
+    note(f"{os.path.basename(__file__)} has {len(sys.argv)} arguments, {sum(map(len, sys.argv[1:]))} letters")
+    note(f"the first is {os.fsencode(sys.argv[1])}")
+    atexit.register(note, "atexit")
+    signal.signal(signal.SIGTERM, lambda *_: note("SIGTERM, although it has ended"))
+    for leave in (lambda: sys.exit(0), lambda: 1 / 0, lambda: None):
+        child = os.fork()
+        if child == 0:
+            atexit.unregister(note)
+            return leave()
+        note(f"child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+    print("shown before the end", flush=True)
+    goes_on = threading.Event()
+    threading.Thread(target=lambda: (goes_on.wait(), note("thread"))).start()
+    threading.Timer(0.2, goes_on.set).start()
+    multiprocessing.get_context("spawn").Process(target=note, args=("process", *note.__defaults__)).start()
+    sys.stdout.close()
+    sys.stdout = None
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_an_unruly_script_ends_as_it_does_under_python(tmp_path: Path) -> None:
+    folder = tmp_path / "mit Leerzeichen, und für Ümläute"
+    folder.mkdir()
+    (folder / "the script.py").write_text(UNRULY)
+    (tmp_path / "ein link.py").symlink_to(folder / "the script.py")
+    arguments = ["x" * 100_000] * 15
+    done = everstep(tmp_path, "ein link.py", os.fsdecode(b"not \xff text"), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "shown before the end" in done.stdout + done.stderr
+    assert (tmp_path / "notes").read_text().splitlines() == [
+        "ein link.py has 17 arguments, 1500010 letters",
+        "the first is b'not \\xff text'",
+        "child ended with 0",
+        "child ended with 1",
+        "child ended with 0",
+        "thread",
+        "atexit",
+        "process",
+    ]
+
+
+def test_what_a_script_exits_with_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nsys.exit('no data in /data')\n")
+    done = everstep(tmp_path, "train.py")
+    assert done.returncode == 1
+    assert "no data in /data" in done.stderr
 
 
 def test_the_same_name_again_resumes_a_run_whose_driver_has_died(tmp_path: Path) -> None:
