@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import concurrent.futures.thread
 import importlib.util
+import multiprocessing.util
 import os
 import runpy
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,11 +59,21 @@ class ScriptRun:
         # What a script under torchrun looks at to see whether it was restarted.
         restarts = str(get_context().get_epoch() - 1)
         os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["EVERSTEP_RESTART_COUNT"] = restarts
+        atexit._clear()  # of the process that this one was forked from
+        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+        try:
+            self._run()
+        except SystemExit as error:
+            if error.code:
+                raise  # a failure, told at once
+        _end_as_python_does()
+
+    def _run(self) -> None:
         if self.is_module:
             sys.path.insert(0, os.getcwd())
             runpy.run_module(self.script, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(self.script).parent))
+            sys.path.insert(0, str(Path(self.script).resolve().parent))
             runpy.run_path(self.script, run_name="__main__")
 
     def imports(self) -> list[str]:
@@ -88,6 +102,21 @@ class ScriptRun:
         if found is not None and found.submodule_search_locations:
             found = importlib.util.find_spec(f"{self.script}.__main__")
         return Path(found.origin) if found is not None and found.origin else None
+
+
+def _end_as_python_does() -> None:
+    """What Python does at the end of a script, and a worker, which goes on after it, doesn't: wait for the
+    threads and processes that it started, and call what it has registered with ``atexit``.
+    """
+    while started := [thread for thread in threading.enumerate() if _is_awaited(thread)]:
+        started[0].join()
+    atexit._run_exitfuncs()
+
+
+def _is_awaited(thread: threading.Thread) -> bool:
+    # Those of an executor wait for more to do for ever; ours are among them.
+    of_executor = thread in concurrent.futures.thread._threads_queues
+    return not (thread.daemon or of_executor or thread is threading.current_thread())
 
 
 def _is_installed(name: str) -> bool:

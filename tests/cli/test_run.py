@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -83,7 +85,13 @@ if __name__ == "__main__":
 """
 
 
-def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def everstep(
+    folder: Path, *arguments: str, most_descriptors: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    def limit_descriptors() -> None:
+        if most_descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
+
     return subprocess.run(
         [
             sys.executable,
@@ -99,6 +107,7 @@ def everstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=LIMIT_S,
         cwd=folder,
+        preexec_fn=limit_descriptors,
     )
 
 
@@ -166,6 +175,16 @@ def test_what_makes_no_sense_is_named(options: list[str], says: str) -> None:
     assert says in result.output
 
 
+def test_more_workers_than_a_machine_can_have_are_refused_before_any_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    done = everstep(tmp_path, "--nproc-per-node=100000", "train.py", most_descriptors=4096)
+    assert done.returncode == 1
+    assert "100000 workers on this machine, which has room for at most 313" in done.stderr
+    assert "4096 file descriptors for each process (ulimit -Hn)" in done.stderr
+    assert "--nproc-per-node" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
 def test_only_installed_packages_are_imported_ahead(tmp_path: Path, script: str) -> None:
     assert ScriptRun(script).imports() == ["torch", "torch.distributed", "torch.nn.parallel"]
     (tmp_path / "broken.py").write_text("import torch\nthis is no python")
@@ -196,6 +215,69 @@ while step < 6:
         os.kill(os.getpid(), signal.SIGKILL)
 print(f"began at {began}, ended at {step}", flush=True)
 """
+
+
+UNRULY = """
+import atexit, multiprocessing, os, signal, sys, threading
+
+
+def note(word, here=os.getcwd()):
+    with open(os.path.join(here, "notes"), "a") as file:
+        file.write(word + "\\n")
+
+
+def main():
+    os.chdir("/")
+    note(f"{os.path.basename(__file__)} has {len(sys.argv)} arguments, {sum(map(len, sys.argv[1:]))} letters")
+    note(f"the first is {os.fsencode(sys.argv[1])}")
+    atexit.register(note, "atexit")
+    signal.signal(signal.SIGTERM, lambda *_: note("SIGTERM, although it has ended"))
+    for leave in (lambda: sys.exit(0), lambda: 1 / 0, lambda: None):
+        child = os.fork()
+        if child == 0:
+            atexit.unregister(note)
+            return leave()
+        note(f"child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+    print("shown before the end", flush=True)
+    goes_on = threading.Event()
+    threading.Thread(target=lambda: (goes_on.wait(), note("thread"))).start()
+    threading.Timer(0.2, goes_on.set).start()
+    multiprocessing.get_context("spawn").Process(target=note, args=("process", *note.__defaults__)).start()
+    sys.stdout.close()
+    sys.stdout = None
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_an_unruly_script_ends_as_it_does_under_python(tmp_path: Path) -> None:
+    folder = tmp_path / "mit Leerzeichen, und für Ümläute"
+    folder.mkdir()
+    (folder / "the script.py").write_text(UNRULY)
+    (tmp_path / "ein link.py").symlink_to(folder / "the script.py")
+    arguments = ["x" * 100_000] * 15
+    done = everstep(tmp_path, "ein link.py", os.fsdecode(b"not \xff text"), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "shown before the end" in done.stdout + done.stderr
+    assert (tmp_path / "notes").read_text().splitlines() == [
+        "ein link.py has 17 arguments, 1500010 letters",
+        "the first is b'not \\xff text'",
+        "child ended with 0",
+        "child ended with 1",
+        "child ended with 0",
+        "thread",
+        "atexit",
+        "process",
+    ]
+
+
+def test_what_a_script_exits_with_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nsys.exit('no data in /data')\n")
+    done = everstep(tmp_path, "train.py")
+    assert done.returncode == 1
+    assert "no data in /data" in done.stderr
 
 
 def test_the_same_name_again_resumes_a_run_whose_driver_has_died(tmp_path: Path) -> None:

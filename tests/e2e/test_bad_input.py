@@ -73,6 +73,16 @@ def test_resources_that_the_machine_does_not_have_are_refused(
         ).fit()
 
 
+def test_more_workers_than_the_kernel_has_room_for_are_refused(tmp_path: Path) -> None:
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    with pytest.raises(InfeasibleResourcesError, match=f"{most + 1} workers on this machine, which has room"):
+        Trainer(
+            nothing,
+            scaling_config=ScalingConfig(num_workers=most + 1),
+            run_config=RunConfig(storage_path=str(tmp_path)),
+        ).fit()
+
+
 def test_a_gpu_where_there_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from everstep.engine.local.machine import visible_gpus
 

@@ -140,7 +140,7 @@ def test_too_few_file_descriptors_are_named_and_nothing_is_tried_again(tmp_path:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         Trainer(
             lambda: None,
-            scaling_config=ScalingConfig(num_workers=20),
+            scaling_config=ScalingConfig(num_workers=3),
             run_config=RunConfig(storage_path=str(HERE / "runs")),
         ).fit()
         """,
@@ -148,7 +148,7 @@ def test_too_few_file_descriptors_are_named_and_nothing_is_tried_again(tmp_path:
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     last = errors.strip().splitlines()[-1]
-    assert "20 workers on one host need" in last
+    assert "3 workers on one host need" in last
     assert "its limit is 64" in last
     assert "ulimit -Hn" in last
     assert errors.count("epoch 1") <= 1

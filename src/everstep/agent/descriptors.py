@@ -23,6 +23,12 @@ def raise_limit() -> None:
                 raise
 
 
+def most_workers() -> tuple[int, int] | None:
+    """(workers that one agent can ever have here, the descriptors it may have), None: there is no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if hard == resource.RLIM_INFINITY else (max(0, hard - _RESERVE) // _PER_WORKER, hard)
+
+
 def shortage(workers: int) -> str:
     """Why this many more workers can't be started here; empty: they can."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -267,7 +268,24 @@ def memory() -> tuple[int, int]:
     return available, total
 
 
+def process_limits() -> Iterator[tuple[int, str]]:
+    """(how many processes there may be, what says so), for this machine, this container and this user."""
+    for where, name in _PROCESS_LIMITS:
+        most = "".join(_lines(where)).strip()
+        if most.isdigit():
+            yield int(most), name
+    _, most_of_user = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most_of_user != resource.RLIM_INFINITY and os.geteuid():  # root has as many as it likes
+        yield most_of_user, "ulimit -Hu"
+
+
 _CGROUP = "/sys/fs/cgroup"
+_PROCESS_LIMITS = (
+    ("/proc/sys/kernel/pid_max", "kernel.pid_max"),
+    ("/proc/sys/kernel/threads-max", "kernel.threads-max"),
+    (f"{_CGROUP}/pids.max", "the cgroup's pids.max"),
+    (f"{_CGROUP}/pids/pids.max", "the cgroup's pids.max"),
+)
 _CGROUP_FILES = (
     (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat"),
     (

@@ -162,16 +162,19 @@ def work(
         session.begin()
         arguments, datasets = cloudpickle.loads(config)
         session.hand_over(datasets)
-        value = function(*arguments)
+        value = _called(function, arguments)
         session.finish()
+        # The function may have taken SIGTERM for itself; from here on it means that all are done.
+        signal.signal(signal.SIGTERM, stopping.handle)
         link.send(framing.frame(_returned(value) if member.group_rank == 0 else words.Returned(None)))
     except SystemExit as error:
         if stopping.asked.is_set():
             return STOPPED
-        code = error.code if isinstance(error.code, int) else (0 if error.code is None else 1)
+        code = _exit_code(error)
         if code:
             _flush()
             return code
+        signal.signal(signal.SIGTERM, stopping.handle)
         link.send(framing.frame(words.Returned(None)))
     except BaseException as error:  # the user's code may raise anything; all of it is told
         at = time.monotonic()
@@ -196,6 +199,35 @@ def work(
     backend.leave(member)
     _flush()
     return 0
+
+
+def _called(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """What the function returns. A process that it forks, and that comes back here, ends as it would at the
+    end of a script: it is not the worker, and has nothing to say for it.
+    """
+    worker = os.getpid()
+    try:
+        value, code = function(*arguments), 0
+    except BaseException as error:
+        if os.getpid() == worker:
+            raise
+        code = 1
+        if isinstance(error, SystemExit):
+            code = _exit_code(error)
+        else:
+            traceback.print_exc()
+    if os.getpid() != worker:
+        _flush()
+        os._exit(code)
+    return value
+
+
+def _exit_code(error: SystemExit) -> int:
+    """As Python exits with: a text is shown, and is a failure."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def _collectives(backend: Backend, link: SocketLink) -> tuple[int, int]:
@@ -242,8 +274,8 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
-            pass  # the pipe's reader is gone, and nobody is left to be told
+        except (AttributeError, OSError, ValueError):
+            pass  # the function has closed it or set it to None; or the pipe's reader is gone
 
 
 def _set_environment(backend: Backend, spec: wire.WorkerSpec) -> None:

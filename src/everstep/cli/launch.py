@@ -116,7 +116,8 @@ def run(
         raise click.UsageError(f"there is no file {script!r}.")
     workers = _per_host(nproc_per_node)
     total: int | tuple[int, int] = workers * most if least == most else (workers * least, workers * most)
-    path = script if module else str(Path(script).resolve())
+    # Not resolved: a script that is a link looks for what lies beside the link, as under `python`.
+    path = script if module else os.path.abspath(script)
     sys.argv = [path, *arguments]
     try:
         launch(

@@ -117,14 +117,22 @@ class Job:
             leaders.setdefault(a.slice_id, engine.address(a.host))
         generations = dict(start.generations)
         by_host: dict[HostId, list[wire.WorkerSpec]] = {}
+        shown = frozenset(self.run.log_ranks)
+        slice_leaders = tuple(leaders[s] for s in sorted(leaders))
         for a in start.assignments:
-            member = _member(a, engine, self.scaling, leaders)
-            spec = self._spec(a, generations[a.group_id], member, start, snapshot_every)
+            member = _member(a, engine, self.scaling, slice_leaders)
+            spec = self._spec(a, generations[a.group_id], member, start, snapshot_every, a.rank in shown)
             by_host.setdefault(a.host, []).append(spec)
         return by_host
 
     def _spec(
-        self, a: Assignment, generation: int, member: Member, start: StartWorkers, snapshot_every: int
+        self,
+        a: Assignment,
+        generation: int,
+        member: Member,
+        start: StartWorkers,
+        snapshot_every: int,
+        echo: bool,
     ) -> wire.WorkerSpec:
         limits, memory = self.run.deadlines, self.run.checkpoint_config.memory
         attempt = f"epoch-{start.epoch:04d}" + (f".{generation}" if generation else "")
@@ -146,7 +154,7 @@ class Job:
             look_s=limits.hang_look_s,
             quiet_s=limits.hang_s / 2,
             all_metrics=self.wants_all_metrics,
-            echo=a.rank in self.run.log_ranks,
+            echo=echo,
             storage_options=dict(self.run.storage_options or {}),
             storage_limits=Limits.of(limits),
             fingerprint=self.fingerprint,
@@ -156,7 +164,7 @@ class Job:
         )
 
 
-def _member(a: Assignment, engine: Engine, scaling: ScalingConfig, leaders: dict[int, str]) -> Member:
+def _member(a: Assignment, engine: Engine, scaling: ScalingConfig, slice_leaders: tuple[str, ...]) -> Member:
     each = int(scaling.num_tpus_per_worker if scaling.use_tpu else scaling.num_gpus_per_worker)
     devices = engine.devices(a.host)[a.local_rank * each : (a.local_rank + 1) * each]
     kind = "tpu" if scaling.use_tpu else "gpu" if devices else ""
@@ -176,7 +184,7 @@ def _member(a: Assignment, engine: Engine, scaling: ScalingConfig, leaders: dict
         bind_address=engine.address(a.host),
         devices=devices,
         device_kind=kind,
-        slice_leaders=tuple(leaders[s] for s in sorted(leaders)),
+        slice_leaders=slice_leaders,
     )
 
 

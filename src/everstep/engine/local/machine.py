@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
+from everstep.agent import descriptors, kernel
 from everstep.engine.base import EngineRequest
 from everstep.engine.local.cluster import LocalCluster
 from everstep.errors import InfeasibleResourcesError, RefusedError
 
+_LEAST_MEMORY = 4 << 20
+"""Bytes that even a worker that does nothing has for itself, once it is forked (7 MiB, measured)."""
 _SERVED_RUNTIME_ENV = ("env_vars", "working_dir")
 
 
@@ -84,6 +87,13 @@ def _check_cluster(ask: EngineRequest, need: Mapping[str, float], cluster: Local
 
 
 def _check_machine(ask: EngineRequest, need: Mapping[str, float]) -> None:
+    room, limit = min(_rooms())
+    if ask.workers > room:
+        raise InfeasibleResourcesError(
+            f"{ask.workers} workers on this machine, which has room for at most {room}: {limit}",
+            "ask for fewer (ScalingConfig.num_workers; --nproc-per-node of `everstep run`), or raise that "
+            "limit",
+        )
     have: dict[str, float] = {"CPU": os.cpu_count() or 1, "GPU": len(visible_gpus())}
     for name, amount in need.items():
         total = amount * ask.workers
@@ -94,3 +104,15 @@ def _check_machine(ask: EngineRequest, need: Mapping[str, float]) -> None:
                 "ask for fewer workers or less for each in ScalingConfig, or leave resources_per_worker out "
                 "to share the processors",
             )
+
+
+def _rooms() -> Iterator[tuple[int, str]]:
+    """Numbers of workers that each limit of this machine lets through, however little each of them does."""
+    descriptors_limit = descriptors.most_workers()
+    if descriptors_limit is not None:
+        workers, most = descriptors_limit
+        yield workers, f"the limit is {most} file descriptors for each process (ulimit -Hn)"
+    for most, where in kernel.process_limits():
+        yield most, f"the limit is {most} processes ({where})"
+    _, total = kernel.memory()
+    yield total // _LEAST_MEMORY, f"its memory is {total >> 20} MiB"
