@@ -200,11 +200,12 @@ class RunLedger:
             self._turn(group, now_is, self._now)  # so that what has been going on can be told otherwise too
         found = []
         for stretch in self._stretches:
-            first, last = max(since, stretch.since), min(until, stretch.until)
             concerned = stretch.group != _ABSENT and (groups is None or stretch.group in groups)
-            if not concerned or last <= first or only not in (None, stretch.category):
+            apart = stretch.until <= since or until <= stretch.since or until <= since
+            if apart or not concerned or only not in (None, stretch.category):
                 found.append(stretch)
                 continue
+            first, last = max(since, stretch.since), min(until, stretch.until)
             pieces = (
                 (stretch.category, stretch.since, first),
                 (category, first, last),
