@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.control import commands as c
-from everstep.control.failures import Failure, Kind
+from everstep.control.failures import Budget, Failure, Kind
 from everstep.driver import journal, records
 
 WALL = 1_700_000_000.0
@@ -105,7 +105,7 @@ def _incident(
             failure = Failure(kind, at, "its connection broke", None, host)
     yield c.FailureSeen(at + 2, failure)
     yield c.PhaseChanged(at + 2, "stopping", attempt)
-    yield c.RecoveryDecided(at + 3, failure, "max_failures", attempt, -1, (), 0.0)
+    yield c.RecoveryDecided(at + 3, failure, Budget.FAILURES, attempt, -1, (), 0.0)
     yield c.PhaseChanged(at + 3, "placing", attempt)
     if kind is Kind.HOST_LOST:
         moved = [place(r, attempt) for r in range(workers) if place(r).host == host]

@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.synthetic import WALL, opened, row, synthetic, write_journal
 from everstep.control import commands as c
-from everstep.control.failures import Failure, Kind
+from everstep.control.failures import Budget, Failure, Kind
 from everstep.driver import journal, records
 from everstep.driver.history import History
+from everstep.errors import JournalFormatError
 from everstep.observe.page import as_json, static_page
 from everstep.observe.texts import MOST
 from everstep.observe.view import RunView
@@ -60,7 +62,7 @@ def recovered(at: float, attempt: int, cause: Failure, lost: int = 0) -> c.Recov
 AGAIN = (
     c.FailureSeen(20.0, CRASH),
     c.PhaseChanged(20.0, "stopping", 1),
-    c.RecoveryDecided(20.5, CRASH, "max_failures", 1, 3, (), 0.0),
+    c.RecoveryDecided(20.5, CRASH, Budget.FAILURES, 1, 3, (), 0.0),
     c.PhaseChanged(20.5, "placing", 1),
     c.PhaseChanged(21.0, "starting", 2),
     c.PhaseChanged(23.0, "running", 2),
@@ -108,7 +110,7 @@ def test_a_replica_group_goes_its_own_way_while_it_is_replaced(tmp_path: Path) -
         records.Placed(2.0, groups, []),
         c.PhaseChanged(5.0, "running", 1),
         c.FailureSeen(20.0, CRASH),
-        c.RecoveryDecided(20.5, CRASH, "max_failures", 1, 3, (1,), 0.0),
+        c.RecoveryDecided(20.5, CRASH, Budget.FAILURES, 1, 3, (1,), 0.0),
         c.GroupsStarting(21.0, 1, ((1, 1),)),
         c.GroupStarted(23.0, 1, ((1, 1),), 2, 2, c.Rung.REPLACE_GROUPS, "", None),
     )["timeline"]
@@ -164,7 +166,7 @@ def test_an_incident_has_its_cause_its_traceback_its_phases_and_what_came_with_i
         *FIRST,
         c.FailureSeen(19.6, echo),
         c.FailureSeen(20.0, cause),
-        c.RecoveryDecided(20.5, cause, "max_failures", 1, 3, (), 0.0),
+        c.RecoveryDecided(20.5, cause, Budget.FAILURES, 1, 3, (), 0.0),
         recovered(24.0, 2, cause, lost=2),
     )
     (incident,) = found["incidents"]
@@ -187,7 +189,7 @@ def test_a_hang_has_the_stacks_of_all_ranks_and_is_one_incident(tmp_path: Path) 
         *FIRST,
         c.HangSeen(20.0, 1, (1,), "no progress for 25 s", "hangs/1.txt", "restart"),
         c.FailureSeen(20.0, hang),
-        c.RecoveryDecided(20.5, hang, "max_failures", 1, 3, (), 0.0),
+        c.RecoveryDecided(20.5, hang, Budget.FAILURES, 1, 3, (), 0.0),
     )
     (incident,) = found["incidents"]
     assert (incident["kind"], incident["ranks"], incident["until"]) == ("hang", [1], None)
@@ -204,7 +206,7 @@ def test_a_failure_during_a_recovery_is_another_incident_and_one_recovery_ends_b
         *FIRST,
         *AGAIN[:5],
         c.FailureSeen(22.0, other),
-        c.RecoveryDecided(22.5, other, "max_failures", 2, 3, (), 0.0),
+        c.RecoveryDecided(22.5, other, Budget.FAILURES, 2, 3, (), 0.0),
         recovered(26.0, 3, other),
     )
     first, second = found["incidents"]
@@ -337,7 +339,7 @@ def test_a_damaged_journal_says_so_and_the_rest_of_it_is_shown(tmp_path: Path) -
 
 def test_a_huge_traceback_is_cut_and_texts_are_there_once(tmp_path: Path) -> None:
     huge = Failure(Kind.EXCEPTION, 19.0, "no", rank=1, traceback="x" * 5_000_000)
-    decided = c.RecoveryDecided(20.5, huge, "max_failures", 1, 3, (), 0.0)
+    decided = c.RecoveryDecided(20.5, huge, Budget.FAILURES, 1, 3, (), 0.0)
     found = plain(tmp_path, *FIRST, c.FailureSeen(20.0, huge), decided, c.FailureSeen(30.0, huge))
     assert len(json.dumps(found)) < 3 * MOST
     assert "characters left out" in found["texts"][found["incidents"][0]["cause"]["traceback"]]
@@ -351,6 +353,19 @@ def test_nothing_in_a_journal_ends_the_element_that_it_stands_in(tmp_path: Path)
     assert page.count("<script") == 2
     assert "<!--" not in page
     assert "&lt;/script&gt;" in page
+
+
+def test_what_no_everstep_has_written_is_refused_by_name(tmp_path: Path) -> None:
+    unknown = c.RecoveryDecided(20.5, CRASH, "a budget", 1, 3, (), 0.0)  # type: ignore[arg-type]
+    garbled = records.Committed(10.0, "first", 1, 3, msgspec.Raw(b"\x81\xa1\xff\x01"), None)
+    for at, strange in enumerate([unknown, garbled]):
+        with pytest.raises(JournalFormatError, match="a budget|can't be read"):
+            view_of(tmp_path / str(at), *FIRST, strange)
+
+
+def test_rows_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    rows = [msgspec.Raw(b"\x81\xa1\xff\x01"), *losses(1.0), msgspec.Raw(b"\x01")]
+    assert curves(plain(tmp_path, *FIRST, records.Metrics(1, 1, rows))) == [(1, False, [2])]
 
 
 def test_times_that_are_no_numbers_do_not_break_the_page(tmp_path: Path) -> None:

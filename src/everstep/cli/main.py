@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from everstep import __version__
-from everstep.cli import launch, looking, operator, runs, simulation
+from everstep.cli import launch, looking, operator, runs, serving, simulation
 
 _SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 
@@ -16,7 +16,7 @@ def main() -> None:
     """Everstep keeps distributed training running."""
 
 
-for command in (*runs.COMMANDS, *looking.COMMANDS, *simulation.COMMANDS):
+for command in (*runs.COMMANDS, *looking.COMMANDS, *serving.COMMANDS, *simulation.COMMANDS):
     main.add_command(command)
 main.add_command(operator.operator)
 main.add_command(launch.run)

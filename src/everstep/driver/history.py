@@ -162,7 +162,7 @@ class History:
             case GroupsStarting():
                 self._generations.update(((record.epoch, g), number) for g, number in record.generations)
             case RecoveryDecided():
-                self.spent[Budget(record.budget)] = record.spent
+                self.spent[record.budget] = record.spent
             case PreemptionSeen():
                 self.notices.pop(record.slice, None)
                 if record.deadline is not None:
@@ -243,7 +243,7 @@ class History:
             yield PreemptionSeen(at, notice.slice, deadline, notice.hosts)
         for budget, spent in self.spent.items():
             cause = Failure(Kind.EXCEPTION, at, "recorded in a part of the journal that was lost")
-            yield RecoveryDecided(at, cause, budget.value, spent, 0, (), 0.0)
+            yield RecoveryDecided(at, cause, budget, spent, 0, (), 0.0)
 
     def in_order(self) -> list[Kept]:
         """The checkpoints that there are, the oldest first, by the controller's rule: within an incarnation

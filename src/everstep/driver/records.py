@@ -227,7 +227,7 @@ def decode(data: bytes, damaged: Callable[[str], None] = lambda damage: None) ->
 def _typed(body: bytes) -> AnyRecord:
     try:
         record: AnyRecord = _decoder.decode(body)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise JournalFormatError(
             f"the journal was written by a newer Everstep ({error})", "upgrade Everstep"
         ) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import msgspec
+
 from everstep.config import DEFAULT_STORAGE_PATH
 from everstep.control.commands import Recovered, RecoveryDecided
 from everstep.driver import journal, records
@@ -12,7 +14,7 @@ from everstep.driver.history import History
 from everstep.driver.lease import is_dead
 from everstep.driver.records import AnyRecord
 from everstep.driver.registry import live_runs
-from everstep.errors import NoRunError
+from everstep.errors import JournalFormatError, NoRunError
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Store, open_store
 
@@ -87,7 +89,7 @@ class Facts:
     def news(self) -> Iterator[tuple[AnyRecord, float | None]]:
         """What was written since this was last asked, taken in, with the UNIX time of each record."""
         for record in self._tail.news():
-            self.history.apply(record)
+            self._apply(record)
             when = self.clock.of(record)
             self.newest = when if when is not None else self.newest
             match record:
@@ -100,6 +102,15 @@ class Facts:
                 case _:
                     pass
             yield record, when
+
+    def _apply(self, record: AnyRecord) -> None:
+        try:
+            self.history.apply(record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise JournalFormatError(
+                f"the journal of {self.run.address()} has metrics that can't be read: {error}",
+                "Everstep did not write it like that; its checkpoints can be read as Checkpoint(path)",
+            ) from error
 
     @property
     def written(self) -> float | None:

@@ -128,7 +128,7 @@ class MetricRows:
 def _decoded(row: msgspec.Raw) -> dict[str, Any]:
     try:
         found = msgspec.msgpack.decode(row)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return dict(_flat(found)) if isinstance(found, dict) else {}
 

@@ -49,5 +49,5 @@ class Saved:
 def _metrics(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.msgpack.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
