@@ -15,6 +15,7 @@ from bench import (
     checkpoints,
     data,
     imports,
+    pages,
     ray_recovery,
     recovery,
     replica_groups,
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "checkpoints": checkpoints,
     "data": data,
     "state": state,
+    "pages": pages,
 }
 
 
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             workers=given.workers,
             reports=given.reports,
             peer_reports=given.peer_reports,
+            incidents=given.incidents,
             seed=given.seed,
         )
         outcomes.append(module.measure(options))
@@ -81,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=_at_least_one, default=4)
     parser.add_argument("--reports", type=_at_least_one, default=100_000, help="of each worker in a round")
     parser.add_argument("--peer-reports", type=_at_least_one, default=6, help="the same, of Ray Train's")
+    parser.add_argument(
+        "--incidents", type=_at_least_one, default=10_000, help="of the run whose page is opened"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which ranks are killed, and when")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put them into a page, between its marks")

@@ -16,5 +16,7 @@ class Options:
     reports: int = 100_000
     """Reports of each worker in a round of the reports benchmark."""
     peer_reports: int = 6
+    incidents: int = 10_000
+    """Of the run in the benchmark of the page."""
     seed: int = 0
     """Which ranks are killed, and when."""

@@ -71,8 +71,19 @@ redis() {
     printf '\n  !! %s\n\n' "There is no redis-server here, and it can't be installed: the tests of a head that outlives itself will be skipped. Install it: sudo apt-get install redis-server" >&2
     [ -z "${EVERSTEP_CI:-}" ] || exit 1
 }
+# A browser for the tests of the page. The same again.
+needs_browser() { [ "$what" = all ] && ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; }
+browser() {
+    needs_browser || return 0
+    if can_install && install_packages chromium; then
+        return
+    fi
+    printf '\n  !! %s\n\n' "There is no Chromium here, and it can't be installed: the tests of the page in a browser will be skipped. Install it: sudo apt-get install chromium" >&2
+    [ -z "${EVERSTEP_CI:-}" ] || exit 1
+}
 if recorded all || recorded "$what"; then
     redis
+    browser
     api_server
     exit 0
 fi
@@ -112,6 +123,7 @@ fi
 system=()
 [ "$venv_by" != apt ] || system+=(python3-venv)
 if needs_redis && can_install; then system+=(redis-server); fi
+if needs_browser && can_install; then system+=(chromium); fi
 if [ ${#system[@]} -gt 0 ]; then
     echo "  root    system packages, by apt-get: ${system[*]}"
 else
@@ -145,4 +157,5 @@ install --no-build-isolation --editable ".[$extras]"
 
 echo "$stamp" >".venv/.everstep-$what"
 redis
+browser
 api_server

@@ -56,6 +56,11 @@ def test_reports_are_all_in_the_result(tmp_path: Path) -> None:
     figures_of("reports", tmp_path / "figures.json", "--rounds", "1", "--reports", "500")
 
 
+def test_the_page_of_a_large_run_is_written_and_opened(tmp_path: Path) -> None:
+    found = figures_of("pages", tmp_path / "figures.json", "--rounds", "1", "--incidents", "20")
+    assert any("20 incidents" in row["what"] for row in found["rows"])
+
+
 def test_data_is_loaded_beside_a_plain_loader(tmp_path: Path) -> None:
     found = figures_of("data", tmp_path / "figures.json", "--rounds", "1")
     assert {row["against"] for row in found["rows"]} == {"DataLoader", "Ray Train"}

@@ -20,13 +20,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import everstep
-from everstep.cli import runs as commands
 from everstep.cli.main import main
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
 from everstep.driver import journal, records
 from everstep.driver.history import read_history
 from everstep.driver.registry import live_runs
+from everstep.observe.reading import Tail
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import open_store
 from processes import LIMIT_S, wait_for
@@ -264,7 +264,7 @@ def test_following_a_journal_that_is_compacted_meanwhile_repeats_and_skips_nothi
 
     thread = threading.Thread(target=drive, daemon=True)
     thread.start()
-    tail, seen = commands.Tail(store), []
+    tail, seen = Tail(store), []
     while thread.is_alive():
         seen += [record.at for record in tail.news() if isinstance(record, records.Renewed)]
     thread.join()
@@ -276,7 +276,7 @@ def test_what_comes_behind_a_hole_is_read(storage: Path):
     store = open_store(storage / "run")
     write(store, 1, records.Renewed(1.0))
     write(store, 3, records.Renewed(3.0))
-    assert list(commands.Tail(store).news()) == [records.Renewed(1.0), records.Renewed(3.0)]
+    assert list(Tail(store).news()) == [records.Renewed(1.0), records.Renewed(3.0)]
 
 
 def test_follow_ends_with_the_run(storage: Path, live: Live):

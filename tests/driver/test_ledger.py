@@ -31,8 +31,9 @@ def started(
     rung: c.Rung = c.Rung.FIRST_START,
     checkpoint: str | None = None,
     groups: tuple[int, ...] = (0,),
+    from_memory: bool = False,
 ) -> c.GroupStarted:
-    return c.GroupStarted(at, 1, tuple((g, 0) for g in groups), world, 1, rung, "", checkpoint)
+    return c.GroupStarted(at, 1, tuple((g, 0) for g in groups), world, 1, rung, "", checkpoint, from_memory)
 
 
 def phase(at: float, name: str) -> c.PhaseChanged:
@@ -48,11 +49,11 @@ def recovered(
     kind: Kind = Kind.SIGNAL,
     rung: c.Rung = c.Rung.RESTART_IN_PLACE,
     lost: int = 5,
-    state: str = "",
 ) -> c.Recovered:
     """3 s until it was noticed, 1 to stop, 2 of waiting, 4 to start, 1.5 to restore, 0.5 for a step."""
     cause = Failure(kind, at - 12.0, "", rank=1)
-    return c.Recovered(at, 2, rung, cause, "", lost, 3.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.5, 0.5, state)
+    source = "storage, checkpoint, 3.0 s old"  # as the controller says it
+    return c.Recovered(at, 2, rung, cause, "", lost, 3.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.5, 0.5, source)
 
 
 def ledger(*found: records.AnyRecord) -> Ledger:
@@ -97,12 +98,12 @@ def test_a_failure_costs_what_its_recovery_took_and_the_steps_since_the_checkpoi
 
 
 def test_without_a_checkpoint_every_step_is_done_again_and_with_a_snapshot_none() -> None:
-    def redone(*, state: str) -> float:
-        restarted = started(55.0, rung=c.Rung.RESTART_IN_PLACE)
-        return ledger(*FIRST, *AGAIN, restarted, recovered(57.0, state=state)).total[Category.REDO]
+    def redone(*, from_memory: bool) -> float:
+        restarted = started(55.0, rung=c.Rung.RESTART_IN_PLACE, from_memory=from_memory)
+        return ledger(*FIRST, *AGAIN, restarted, recovered(57.0)).total[Category.REDO]
 
-    assert redone(state="") == 4 * 40.0
-    assert redone(state="memory") == 0.0
+    assert redone(from_memory=False) == 4 * 40.0
+    assert redone(from_memory=True) == 0.0
 
 
 def test_what_a_hang_took_until_it_was_noticed_is_a_hang() -> None:

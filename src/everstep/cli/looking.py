@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from everstep.cli.runs import RunCommand, find_run
+from everstep.cli.runs import RunCommand
 
 if TYPE_CHECKING:
     from everstep.agent.stacks import Stacks
@@ -95,6 +95,7 @@ def logs(run: str, rank: int | None, attempt: int | None, follow: bool) -> None:
     machines of the workers: there the last lines of ranks that failed are all that others can see.
     """
     from everstep.driver.history import log_folder
+    from everstep.observe.reading import find_run
 
     store = find_run(run).run
     folder = log_folder(store)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from everstep.driver.history import History
-    from everstep.driver.records import AnyRecord
-    from everstep.storage.store import Store
+    from everstep.observe.reading import Facts
 
 _POLL_S = 0.5
 _SHOWN = 5
@@ -30,151 +29,6 @@ class RunCommand(click.Command):
             raise click.ClickException(str(error)) from error
 
 
-# ---------------------------------------------------------------------- reading
-
-
-class Tail:
-    """A journal, read on and on while its driver writes it and puts old objects together.
-
-    Compaction keeps the order of records, and only adds to their number. So where the next object was put
-    away before we read it, everything is read again, and as many as we had are skipped.
-    """
-
-    def __init__(self, run: Store) -> None:
-        from everstep.driver import journal
-
-        self._log = run.child(journal.FOLDER)
-        self._next = 1
-        self._seen = 0
-
-    def news(self) -> Iterator[AnyRecord]:
-        """The records since the last call, or all."""
-        from everstep.driver import journal, records
-        from everstep.storage.asynchronous import ImmediateStore, complete
-
-        while True:
-            data = self._log.read(journal.key_of(self._next))
-            if data is not None:
-                fresh = list(records.decode(data))
-                self._next += 1
-            elif journal.numbers_in(f.path for f in self._log.list(after=journal.key_of(self._next))):
-                scan = complete(journal.scan_journal(ImmediateStore(self._log)))
-                fresh, self._next = list(scan.records())[self._seen :], scan.next
-            else:
-                return
-            self._seen += len(fresh)
-            yield from fresh
-
-
-class Clock:
-    """UNIX time of records: each driver counts from a start of its own, which ``Opened`` tells."""
-
-    def __init__(self) -> None:
-        self._offset: float | None = None
-
-    def of(self, record: AnyRecord) -> float | None:
-        from everstep.driver.records import Opened
-
-        if isinstance(record, Opened):
-            self._offset = record.wall - record.at
-        at = getattr(record, "at", None)
-        return None if at is None or self._offset is None else self._offset + at
-
-
-class Facts:
-    """What a journal says, as ``runs`` and ``show`` tell it."""
-
-    def __init__(self, run: Store) -> None:
-        from everstep.control.commands import Recovered, RecoveryDecided
-        from everstep.driver import records
-        from everstep.driver.history import History
-
-        self.run = run
-        self.history: History = History()
-        self.opened: list[records.Opened] = []
-        self.limits: dict[str, int] = {}
-        self.recoveries: list[tuple[float | None, Recovered]] = []
-        self.written: float | None = None
-        clock = Clock()
-        for record in Tail(run).news():
-            self.history.apply(record)
-            when = clock.of(record)
-            self.written = when if when is not None else self.written
-            match record:
-                case records.Opened():
-                    self.opened.append(record)
-                case RecoveryDecided():
-                    self.limits[record.budget] = record.limit
-                case Recovered():
-                    self.recoveries.append((when, record))
-                case _:
-                    pass
-        if run.is_local:
-            self.written = _changed(run) or self.written  # metrics alone carry no time
-
-    @property
-    def is_run(self) -> bool:
-        return self.history.owner is not None
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Nobody closed it, and its driver is proven dead."""
-        from everstep.driver.lease import is_dead
-
-        owner = self.history.owner
-        return owner is not None and not self.history.outcome and is_dead(owner)
-
-    @property
-    def state(self) -> str:
-        if self.history.outcome:
-            return self.history.outcome
-        if self.is_interrupted:
-            return "interrupted"
-        return f"running under lease {self.history.lease} by {self.history.owner}"
-
-
-def _changed(run: Store) -> float | None:
-    import os
-
-    from everstep.driver import journal
-
-    try:
-        return os.stat(run.address(journal.FOLDER)).st_mtime
-    except OSError:
-        return None
-
-
-def find_run(text: str) -> Facts:
-    """The run that a user means: by its address, or by a name that leaves no doubt."""
-    from everstep.config import DEFAULT_STORAGE_PATH
-    from everstep.driver.registry import live_runs
-    from everstep.storage.store import open_store
-
-    places = [text]
-    bare = "/" not in text and text not in ("", ".", "..", "~")
-    if bare:
-        live = live_runs().get(text)
-        places += [live.folder] if live is not None else []
-        places.append(f"{DEFAULT_STORAGE_PATH}/{text}")
-    stores = {store.address(): store for store in map(open_store, places)}
-    found = [facts for facts in map(Facts, stores.values()) if facts.is_run]
-    if len(found) > 1:
-        raise click.ClickException(
-            f"several runs are called {text}; give the address of one: "
-            + ", ".join(facts.run.address() for facts in found)
-        )
-    if not found:
-        looked = f" (looked in {', '.join(stores)})" if bare else ""
-        raise click.ClickException(
-            f"{text} is not a run: it has no journal{looked}. "
-            "Give the address of its folder, storage_path/name; `everstep runs STORAGE` lists them"
-        )
-    return found[0]
-
-
-# ---------------------------------------------------------------------- commands
-
-
 @click.command(cls=RunCommand)
 @click.argument("storage")
 def runs(storage: str) -> None:
@@ -182,12 +36,13 @@ def runs(storage: str) -> None:
 
     STORAGE is what RunConfig(storage_path=…) was: a folder, or s3://bucket/prefix and the like.
     """
+    from everstep.observe.reading import read_facts
     from everstep.storage.store import open_store
 
     store = open_store(storage)
     rows = []
     for name in store.folders():
-        facts = Facts(store.child(name))
+        facts = read_facts(store.child(name))
         if not facts.is_run:
             continue
         history = facts.history
@@ -214,7 +69,13 @@ def runs(storage: str) -> None:
 @click.command(cls=RunCommand)
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="State and ledger as JSON.")
-def show(run: str, as_json: bool) -> None:
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a page there: timeline, incidents, metrics, checkpoints and ledger, in one file.",
+)
+def show(run: str, as_json: bool, html: Path | None) -> None:
     """One run: its state, where its time went, its checkpoints, and what it recovered from.
 
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
@@ -223,8 +84,13 @@ def show(run: str, as_json: bool) -> None:
     import msgspec
 
     from everstep.driver.display import describe_recovery
+    from everstep.observe.reading import find_run
+    from everstep.observe.words import metrics_in_words
 
     facts = find_run(run)
+    if html is not None:
+        _write_page(facts, html)
+        return
     if as_json:
         click.echo(_as_json(facts))
         return
@@ -256,7 +122,7 @@ def show(run: str, as_json: bool) -> None:
     rows = history.metrics
     metrics = f"{len(rows)} rows"
     if rows:
-        metrics += f"; the last: {_metrics(msgspec.msgpack.decode(rows[-1]))}"
+        metrics += f"; the last: {metrics_in_words(msgspec.msgpack.decode(rows[-1]))}"
     lines.append(("metrics", metrics))
     for head, text in lines:
         _say(f"{head:13} {text}")
@@ -264,7 +130,9 @@ def show(run: str, as_json: bool) -> None:
     kept = sorted(history.checkpoints.values(), key=lambda k: (k.ref.epoch, k.ref.index))
     newest = f", the newest {_SHOWN}" if len(kept) > _SHOWN else ""
     click.echo(f"\ncheckpoints: {len(kept)}{newest}")
-    table = [[each.ref.folder, _metrics(each.metrics), each.external or ""] for each in kept[-_SHOWN:]]
+    table = [
+        [each.ref.folder, metrics_in_words(each.metrics), each.external or ""] for each in kept[-_SHOWN:]
+    ]
     for line in _table(table):
         _say(f"  {line}")
     if history.damaged:
@@ -272,6 +140,16 @@ def show(run: str, as_json: bool) -> None:
     click.echo(f"\nrecoveries: {len(facts.recoveries)}")
     for when, recovery in facts.recoveries:
         _say(f"  {_stamp(when)}  {describe_recovery(recovery)}")
+
+
+def _write_page(facts: Facts, target: Path) -> None:
+    from everstep.observe.page import static_page
+    from everstep.observe.view import RunView
+
+    view = RunView(facts.run)
+    view.refresh()
+    target.write_text(static_page(view.as_plain()), encoding="utf-8")
+    click.echo(f"wrote {target}")
 
 
 def _time_spent(history: History) -> str:
@@ -308,6 +186,8 @@ def events(run: str, follow: bool, as_json: bool) -> None:
     machine or in ~/everstep_results.
     """
     from everstep.driver.records import Closed, Opened
+    from everstep.observe.reading import Clock, Tail, find_run
+    from everstep.observe.words import in_words, to_json
 
     tail, clock = Tail(find_run(run).run), Clock()
     closed = False
@@ -348,21 +228,14 @@ def stop(run: str, wait: bool, timeout: float) -> None:
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
     machine or in ~/everstep_results.
     """
-    from everstep.driver.housekeeping import stop_request
+    from everstep.observe.actions import request_stop
+    from everstep.observe.reading import find_run
 
     facts = find_run(run)
     history, name = facts.history, facts.opened[-1].name
-    if history.outcome:
-        raise click.ClickException(f"{name} has ended already: {history.outcome}")
-    if facts.is_interrupted:
-        raise click.ClickException(
-            f"nobody drives {name}: {history.owner} is gone. Running the script again resumes it; "
-            "workers that it left behind end by themselves after their orphan time-out"
-        )
-    # Twice the same bytes: who asks again is told the same.
-    facts.run.create(stop_request(history.lease), b"stop\n")
+    asked = request_stop(facts)
     if not wait:
-        click.echo(f"asked {history.owner} to stop {name}")
+        click.echo(asked)
         return
     click.echo(f"waiting for {history.owner} to stop {name} (at most {timeout:g} s)", err=True)
     _await_end(facts, name, timeout)
@@ -371,6 +244,8 @@ def stop(run: str, wait: bool, timeout: float) -> None:
 def _await_end(facts: Facts, name: str, timeout: float) -> None:
     from everstep.driver.history import History
     from everstep.driver.lease import is_dead
+    from everstep.observe.reading import Tail
+    from everstep.observe.words import ending_in_words
 
     tail, history, lease = Tail(facts.run), History(), facts.history.lease
     deadline = time.monotonic() + timeout
@@ -380,7 +255,7 @@ def _await_end(facts: Facts, name: str, timeout: float) -> None:
         for record in tail.news():
             history.apply(record)
             if history.lease == lease and history.outcome:
-                _say(f"{name} has ended: {_ended(history.outcome, history.message)}")
+                _say(f"{name} has ended: {ending_in_words(history.outcome, history.message)}")
                 return
         if history.lease > lease:
             raise click.ClickException(
@@ -399,115 +274,8 @@ def _await_end(facts: Facts, name: str, timeout: float) -> None:
         time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0.0)))
 
 
-# ---------------------------------------------------------------------- in words, and in JSON
-
-
-def in_words(record: AnyRecord) -> str:
-    """A record as one line."""
-    import msgspec
-
-    from everstep.control import commands as c
-    from everstep.driver import records
-    from everstep.driver.display import count, describe
-
-    match record:
-        case records.Opened():
-            least, most = record.workers_min, record.workers_max
-            workers = f"{least}" if least == most else f"{least} to {most}"
-            return (
-                f"opened by {record.owner} under lease {record.lease}; "
-                f"{workers} workers, everstep {record.version}"
-            )
-        case records.Renewed():
-            return "driver heartbeat"
-        case records.TakenOver():
-            return f"took over the workers of epoch {record.epoch}, which never stopped"
-        case records.Committed():
-            metrics = _metrics(msgspec.msgpack.decode(record.metrics))
-            where = f" at {record.external}" if record.external else ""
-            return f"committed {record.folder}{where}: {metrics}"
-        case records.Deleted():
-            return f"deleted {record.folder}"
-        case records.Damaged():
-            return f"{record.folder} can't be restored any more: {record.reason}"
-        case records.Metrics():
-            last = record.first + len(record.rows) - 1
-            which = f"report {last}" if last == record.first else f"reports {record.first} to {last}"
-            newest = f": {_metrics(msgspec.msgpack.decode(record.rows[-1]))}" if record.rows else ""
-            return f"epoch {record.epoch}: {which}{newest}"
-        case records.Closed():
-            return f"ended: {_ended(record.outcome, record.message)}"
-        case records.Snapshot():
-            return f"what came before is in {count(len(record.archives), 'archive')} now"
-        case c.PhaseChanged():
-            return f"epoch {record.epoch}: {record.phase}"
-        case c.CheckpointKept():
-            return f"keeping {record.folder}"
-        case c.FailureSeen() if record.failure.echo:
-            return describe(c.FailureSeen(record.at, msgspec.structs.replace(record.failure, echo=False))) + (
-                " (as a consequence)"
-            )
-        case _:
-            return describe(record) or _tag(record)
-
-
-def to_json(record: AnyRecord, when: float | None) -> str:
-    """A record as a line of JSON: its type, its UNIX time where it has one, and all of its fields."""
-    import json
-
-    import msgspec
-
-    from everstep.driver import records
-
-    fields = msgspec.structs.asdict(record)
-    match record:
-        case records.Committed():
-            fields["metrics"] = msgspec.msgpack.decode(record.metrics)
-        case records.Metrics():
-            fields["rows"] = [msgspec.msgpack.decode(row) for row in record.rows]
-        case records.Closed() if record.value is not None:
-            fields["value"] = msgspec.msgpack.decode(record.value)
-        case _:
-            pass
-    plain = _finite(msgspec.to_builtins(fields, str_keys=True))
-    return json.dumps({"type": _tag(record), "time": when, **plain}, allow_nan=False, ensure_ascii=False)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are the strings that JavaScript and Python's float() read."""
-    match value:
-        case float():
-            if value != value:
-                return "NaN"
-            if value in (float("inf"), float("-inf")):
-                return "Infinity" if value > 0 else "-Infinity"
-            return value
-        case dict():
-            return {key: _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-        case _:
-            return value
-
-
-def _tag(record: AnyRecord) -> str:
-    return str(record.__struct_config__.tag)
-
-
-def _ended(outcome: str, message: str) -> str:
-    return f"{outcome}: {message}" if message not in ("", outcome) else outcome
-
-
 def _limit(limit: int | None) -> str:
     return "" if limit is None else ", no limit" if limit < 0 else f" of {limit}"
-
-
-def _metrics(metrics: dict[str, Any]) -> str:
-    said = ", ".join(
-        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in metrics.items()
-    )
-    return (said if len(said) <= 200 else said[:199] + "…") or "no metrics"
 
 
 def _stamp(when: float | None) -> str:

@@ -69,7 +69,7 @@ class Charges:
         spent, limit = budgets.spent[budget], budgets.limits[budget]
         unsaved = 0 if restart.full or self._told_unsaved else self._unsaved(restart)
         self._told_unsaved = self._told_unsaved or bool(unsaved)
-        self._run.do(c.RecoveryDecided(at, cause, budget.value, spent, limit, groups, pause, unsaved))
+        self._run.do(c.RecoveryDecided(at, cause, budget, spent, limit, groups, pause, unsaved))
 
     def _unsaved(self, restart: Restart) -> int:
         """Steps of the groups that go on while there is no checkpoint."""

@@ -10,7 +10,7 @@ import enum
 import msgspec
 
 from everstep.control.events import StopKind, TimerName
-from everstep.control.failures import Failure
+from everstep.control.failures import Budget, Failure
 from everstep.control.reports import Ready
 from everstep.control.snapshots import At
 from everstep.control.vitals import Finding
@@ -236,7 +236,7 @@ class RecoveryDecided(Record, frozen=True, tag="decided"):
     """The workers concerned are gone; this is how the run goes on."""
 
     cause: Failure
-    budget: str
+    budget: Budget
     spent: int
     limit: int
     groups: tuple[int, ...]

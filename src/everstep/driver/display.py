@@ -142,7 +142,7 @@ def describe(record: c.Record) -> str:
         case c.FailureSeen():
             failure = record.failure
             # An echo says nothing that the cause doesn't; where it is all there is, the decision names it.
-            who = f"{_who(failure)} failed: " if _who(failure) else ""
+            who = f"{who_failed(failure)} failed: " if who_failed(failure) else ""
             return "" if failure.echo else f"{who}{failure.kind.value}: {failure.message}"
         case c.RecoveryDecided():
             left = "no limit" if record.limit < 0 else f"{record.spent} of {record.limit}"
@@ -211,11 +211,11 @@ def cause_of(record: c.Recovered | c.RecoveryDecided) -> str:
     if cause is None:
         return "resize"
     # A preemption's message names the slice, which is what goes.
-    whole = (cause.kind is Kind.PREEMPTED and cause.rank is None) or not _who(cause)
-    return cause.message if whole else f"{_who(cause)}: {cause.message}"
+    whole = (cause.kind is Kind.PREEMPTED and cause.rank is None) or not who_failed(cause)
+    return cause.message if whole else f"{who_failed(cause)}: {cause.message}"
 
 
-def _who(failure: Failure) -> str:
+def who_failed(failure: Failure) -> str:
     """Nobody, if nobody in particular failed: a reservation, for example."""
     if failure.rank is not None:
         return f"rank {failure.rank}"

@@ -29,6 +29,7 @@ from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import NoRunError, TrainingFailedError
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.store import Store, open_store
+from everstep.topology.placement import Assignment
 
 
 @dataclass
@@ -93,6 +94,8 @@ class History:
     """Of the budgets, since the run was last started (not taken over)."""
     notices: dict[str, Notice] = field(default_factory=dict)
     """Preemption notices that were not taken back, by slice; deadlines in UNIX time."""
+    places: dict[int, records.Place] = field(default_factory=dict)
+    """Where the workers of the last start were placed, by rank."""
     ledger: RunLedger = field(default_factory=RunLedger)
     """Where the time went."""
     _generations: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -122,6 +125,10 @@ class History:
                 self.spent, self._spent_before = {}, self.spent
             case records.TakenOver():
                 self.spent = self._spent_before
+            case records.Placed():
+                self.places.update((place.rank, place) for place in record.places)
+                for rank in record.gone:
+                    self.places.pop(rank, None)
             case records.Committed():
                 ref = CheckpointRef(
                     record.folder,
@@ -155,7 +162,7 @@ class History:
             case GroupsStarting():
                 self._generations.update(((record.epoch, g), number) for g, number in record.generations)
             case RecoveryDecided():
-                self.spent[Budget(record.budget)] = record.spent
+                self.spent[record.budget] = record.spent
             case PreemptionSeen():
                 self.notices.pop(record.slice, None)
                 if record.deadline is not None:
@@ -163,6 +170,15 @@ class History:
                     self.notices[record.slice] = Notice(record.slice, deadline, record.hosts)
             case _:
                 pass
+
+    def placed(
+        self, at: float, assignments: Iterable[Assignment], others_stay: bool
+    ) -> records.Placed | None:
+        """What is new about where workers run, if anything is."""
+        places = {a.rank: records.Place(a.rank, a.host, a.slice, a.group_id) for a in assignments}
+        new = [place for rank, place in places.items() if self.places.get(rank) != place]
+        gone = [] if others_stay else [rank for rank in self.places if rank not in places]
+        return records.Placed(at, new, gone) if new or gone else None
 
     def _let_go(self, folder: str) -> KeptCheckpoint | None:
         kept = self.checkpoints.pop(folder, None)
@@ -211,6 +227,8 @@ class History:
         yield self.opened
         yield PhaseChanged(self.opened.at, "", self.last_epoch)
         at = self.opened.at
+        if self.places:
+            yield records.Placed(at, [*self.places.values()], [])
         yield from self.reported
         for (epoch, group), generation in self._generations.items():
             yield GroupsStarting(at, epoch, ((group, generation),))
@@ -225,7 +243,7 @@ class History:
             yield PreemptionSeen(at, notice.slice, deadline, notice.hosts)
         for budget, spent in self.spent.items():
             cause = Failure(Kind.EXCEPTION, at, "recorded in a part of the journal that was lost")
-            yield RecoveryDecided(at, cause, budget.value, spent, 0, (), 0.0)
+            yield RecoveryDecided(at, cause, budget, spent, 0, (), 0.0)
 
     def in_order(self) -> list[KeptCheckpoint]:
         """The checkpoints that there are, the oldest first, by the controller's rule: within an incarnation

@@ -50,6 +50,8 @@ class RunLedger:
         """The replica groups of the last start, if not all."""
         self._committed: dict[str, float] = {}
         self._restored = ""
+        """The checkpoint that the last start went back to; with ``_from_memory`` it did not."""
+        self._from_memory = False
 
     # ------------------------------------------------------------------ taking records in
 
@@ -131,7 +133,7 @@ class RunLedger:
 
     def _group_started(self, record: c.GroupStarted, now: float) -> None:
         groups = {group for group, _ in record.generations}
-        self._restored = record.checkpoint or ""
+        self._restored, self._from_memory = record.checkpoint or "", record.from_memory
         partial = record.rung is c.Rung.REPLACE_GROUPS
         self._started = groups if partial else set()
         others = {g: (cat, w) for g, (cat, w, _) in self._open.items() if g not in {*groups, _ABSENT}}
@@ -157,7 +159,7 @@ class RunLedger:
         ):
             self._rewrite(groups, at, at + seconds, category)
             at += seconds
-        if record.steps_lost and not record.state_from and groups is None:
+        if record.steps_lost and not self._from_memory and groups is None:
             saved = self._committed.get(self._restored, 0.0) if self._restored else 0.0
             self._rewrite(None, saved, began, Category.REDO, only=Category.STEP)
 
@@ -200,11 +202,12 @@ class RunLedger:
             self._turn(group, now_is, self._now)  # so that what has been going on can be told otherwise too
         found = []
         for stretch in self._stretches:
-            first, last = max(since, stretch.since), min(until, stretch.until)
             concerned = stretch.group != _ABSENT and (groups is None or stretch.group in groups)
-            if not concerned or last <= first or only not in (None, stretch.category):
+            apart = stretch.until <= since or until <= stretch.since or until <= since
+            if apart or not concerned or only not in (None, stretch.category):
                 found.append(stretch)
                 continue
+            first, last = max(since, stretch.since), min(until, stretch.until)
             pieces = (
                 (stretch.category, stretch.since, first),
                 (category, first, last),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, assert_never
 
 from everstep.agent import wire, words
@@ -38,6 +38,7 @@ from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
 from everstep.storage.asynchronous import AsyncStore
+from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, natural_key
 
 
@@ -244,6 +245,8 @@ class Driver:
         if self._lighthouse is not None and left.lighthouse is not None:
             self._lighthouse.found(*left.lighthouse)
         self._write(records.TakenOver(self._clock.now(), left.epoch))
+        # Who was placed by a record that is damaged now, is placed again.
+        self._write_places([s.assignment for s in self.workers.streams.values()], others_stay=False)
         self._observer.say(f"took over {len(self.workers.streams)} workers, which never stopped")
         if left.outdated:
             self._observer.say(
@@ -325,11 +328,17 @@ class Driver:
                 assert_never(command)
 
     def _start_workers(self, command: c.StartWorkers) -> None:
+        self._write_places(command.assignments, others_stay=not command.full)
         if self.workers.begin(command) and self._lighthouse is not None:
             self._lighthouse.renew()
         self._spawn(
             self._start_once_recorded(self._job.specs(command, self._engine, self.workers.cadence.reports))
         )
+
+    def _write_places(self, assignments: Iterable[Assignment], others_stay: bool) -> None:
+        placed = self._lease.history.placed(self._clock.now(), assignments, others_stay)
+        if placed is not None:
+            self._write(placed)
 
     async def _start_once_recorded(self, specs: dict[HostId, list[wire.WorkerSpec]]) -> None:
         """The attempt's number is on record before anything can be named after it. Storage that is away is

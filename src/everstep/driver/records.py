@@ -86,6 +86,24 @@ class TakenOver(Entry, frozen=True):
     epoch: int
 
 
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a worker runs."""
+
+    rank: int
+    host: str
+    slice: str
+    group: int
+
+
+class Placed(Entry, frozen=True):
+    """Where workers run from now on, as far as that differs from before."""
+
+    at: float
+    places: list[Place]
+    gone: list[int]
+    """Ranks that there are no more."""
+
+
 class Committed(Entry, frozen=True):
     """A checkpoint exists: its manifest is written."""
 
@@ -151,6 +169,7 @@ AnyRecord = (
     Opened
     | Renewed
     | TakenOver
+    | Placed
     | Committed
     | Deleted
     | Damaged
@@ -208,7 +227,7 @@ def decode(data: bytes, damaged: Callable[[str], None] = lambda damage: None) ->
 def _typed(body: bytes) -> AnyRecord:
     try:
         record: AnyRecord = _decoder.decode(body)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise JournalFormatError(
             f"the journal was written by a newer Everstep ({error})", "upgrade Everstep"
         ) from error

@@ -1,0 +1,69 @@
+// The page of one run.
+const BADGES = { running: "▶ running", finished: "✓ finished", failed: "✕ failed", stopped: "■ stopped", interrupted: "◌ interrupted" };
+const badge = (state) => make("span", { class: `badge ${Object.hasOwn(BADGES, state) ? state : ""}` }, BADGES[state] || state);
+const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", "waiting for capacity": "waiting", "driver away": "away" };
+
+class RunPage {
+  constructor(live) {
+    this.head = make("div");
+    this.ledger = make("div", { class: "ledger" });
+    this.timeline = new Timeline((at, from) => this.incidents.open(at, from));
+    this.incidents = new Incidents((at) => this.timeline.select(at));
+    this.metrics = new Metrics();
+    this.checkpoints = make("div");
+    const part = (title, ...content) => make("section", { "aria-label": title }, make("h2", null, title), ...content);
+    this.root = make("div", null, live, this.head,
+      part("Where the time went", this.ledger), part("Timeline", this.timeline.root), part("Incidents", this.incidents.root),
+      part("Metrics", this.metrics.note, this.metrics.root), part("Checkpoints", this.checkpoints));
+  }
+
+  update(run) {
+    document.title = `${run.name} · Everstep`;
+    this.fillHead(run);
+    this.fillLedger(run.ledger);
+    this.timeline.update(run);
+    this.incidents.update(run);
+    this.metrics.update(run.metrics);
+    this.fillCheckpoints(run);
+  }
+
+  fillHead(run) {
+    const [least, most] = run.workers, end = run.state === "running" ? run.read : run.ended;
+    const facts = [
+      ["goodput", percent(run.goodput)], ["workers", least === most ? number(most) : `${number(least)} to ${number(most)}`],
+      ["attempts", number(run.attempts)], ["recoveries", number(run.recoveries)], ["drivers", number(run.drivers)],
+      ["reports", number(run.reports)], ["took", duration(end - run.began)],
+      ...run.budgets.map(([name, spent, limit]) => [name, `${spent}${limit === null ? "" : limit < 0 ? ", no limit" : ` of ${limit}`}`]),
+    ];
+    const parts = [
+      make("div", { class: "head" }, make("h1", null, run.name), badge(run.state), make("span", { class: "muted" }, `${run.address} · began ${date(run.began)} · last written ${date(run.written)}`)),
+      make("dl", { class: "facts" }, facts.map(([name, value]) => make("div", null, make("dt", null, name), make("dd", null, value)))),
+    ];
+    if (run.message) parts.push(make("p", { class: "alert" }, run.state === "failed" ? `First cause: ${run.message}` : run.message));
+    if (run.state === "interrupted") parts.push(make("p", { class: "alert" }, `Its driver, ${run.owner}, is gone: the same script again resumes the run.`));
+    if (run.damage.length) parts.push(make("p", { class: "alert" }, `The journal is damaged, and what it has lost is missing here: ${run.damage.join("; ")}`));
+    this.head.replaceChildren(...parts);
+  }
+
+  fillLedger(ledger) {
+    const entries = Object.entries(ledger.seconds).filter(([, seconds]) => seconds > 0), whole = entries.reduce((sum, [, seconds]) => sum + seconds, 0);
+    const paint = (node, name) => { node.style.background = `var(--${LEDGER[name] || "away"})`; return node; };
+    const bar = make("div", { class: "bar", "aria-hidden": "true" }, entries.map(([name, seconds]) => {
+      const part = paint(make("span", { title: `${name}: ${percent(seconds / whole)}` }), name);
+      part.style.flex = `${seconds} 0 0`;
+      return part;
+    }));
+    const rows = entries.map(([name, seconds]) => [make("span", null, paint(make("span", { class: "swatch" }), name), name), percent(seconds / whole), duration(seconds)]);
+    this.ledger.replaceChildren(bar, table([["category"], ["share", "number"], ["time, summed over workers", "number"]], rows, "Where the time went"));
+  }
+
+  fillCheckpoints(run) {
+    const { kept, deleted, shown } = run.checkpoints;
+    const metrics = (found) => Object.entries(found).map(([name, value]) => `${name}=${typeof value === "object" ? "…" : number(value)}`).join(", ").slice(0, 200);
+    const status = (each) => each.status === "damaged" ? `✕ damaged: ${each.why}` : each.status === "kept" ? (each.folder === run.newest ? "● newest" : "● kept") : `○ deleted ${date(each.gone)}`;
+    const rows = [...shown].reverse().map((each) => [date(each.when), each.folder, each.attempt, each.report, each.holds, each.at || "in the run's folder", metrics(each.metrics), status(each)]);
+    const heads = [["committed"], ["folder"], ["attempt", "number"], ["report", "number"], ["holds"], ["where"], ["metrics"], ["status"]];
+    const note = make("p", { class: "muted" }, kept + deleted ? `${plural(kept, "checkpoint")}; ${number(deleted)} deleted by retention.` : "There is none so far.");
+    this.checkpoints.replaceChildren(note, ...(rows.length ? [table(heads, rows, "Checkpoints")] : []));
+  }
+}

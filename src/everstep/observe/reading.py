@@ -1,0 +1,180 @@
+"""Runs as their journals have them: found by address or name, read once or on and on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from everstep.config import DEFAULT_STORAGE_PATH
+from everstep.control.commands import Recovered, RecoveryDecided
+from everstep.driver import journal, records
+from everstep.driver.history import History
+from everstep.driver.lease import is_dead
+from everstep.driver.records import AnyRecord
+from everstep.driver.registry import live_runs
+from everstep.errors import JournalFormatError, NoRunError
+from everstep.storage.asynchronous import ImmediateStore, complete
+from everstep.storage.store import Store, open_store
+
+
+class Tail:
+    """A journal, read on and on while its driver writes it and puts old objects together.
+
+    Compaction keeps the order of records, and only adds to their number. So where the next object was put
+    away before we read it, everything is read again, and as many as we had are skipped.
+    """
+
+    def __init__(self, run: Store) -> None:
+        self._log = run.child(journal.FOLDER)
+        self._next = 1
+        self._seen = 0
+        self.damage: list[str] = []
+        """What is missing or can't be read."""
+
+    def news(self) -> Iterator[AnyRecord]:
+        """The records since the last call, or all."""
+        while True:
+            name = journal.key_of(self._next)
+            data = self._log.read(name)
+            if data is not None:
+                fresh = list(records.decode(data, lambda what, name=name: self._note(f"{name} {what}")))  # type: ignore[misc]
+                self._next += 1
+            elif journal.numbers_in(f.path for f in self._log.list(after=name)):
+                scan = complete(journal.scan_journal(ImmediateStore(self._log)))
+                fresh, self._next = list(scan.records())[self._seen :], scan.next
+                self.damage = [damage.removeprefix(f"{self._log.address()}/") for damage in scan.damage]
+            else:
+                return
+            self._seen += len(fresh)
+            yield from fresh
+
+    def _note(self, damage: str) -> None:
+        if damage not in self.damage:
+            self.damage.append(damage)
+
+
+class Clock:
+    """UNIX time of records: each driver counts from a start of its own, which ``Opened`` tells."""
+
+    def __init__(self) -> None:
+        self._offset: float | None = None
+
+    def of(self, record: AnyRecord) -> float | None:
+        if isinstance(record, records.Opened):
+            self._offset = record.wall - record.at
+        at = getattr(record, "at", None)
+        return None if at is None else self.at(at)
+
+    def at(self, at: float) -> float | None:
+        """An instant of the driver that wrote last."""
+        return None if self._offset is None else self._offset + at
+
+
+class Facts:
+    """What a journal says, as ``runs`` and ``show`` tell it. Nothing is read before ``news`` is asked."""
+
+    def __init__(self, run: Store) -> None:
+        self.run = run
+        self.history: History = History()
+        self.opened: list[records.Opened] = []
+        self.limits: dict[str, int] = {}
+        self.recoveries: list[tuple[float | None, Recovered]] = []
+        self.clock = Clock()
+        self._tail = Tail(run)
+        self.newest: float | None = None
+        """Of the last record that has a time."""
+
+    def news(self) -> Iterator[tuple[AnyRecord, float | None]]:
+        """What was written since this was last asked, taken in, with the UNIX time of each record."""
+        for record in self._tail.news():
+            self._apply(record)
+            when = self.clock.of(record)
+            self.newest = when if when is not None else self.newest
+            match record:
+                case records.Opened():
+                    self.opened.append(record)
+                case RecoveryDecided():
+                    self.limits[record.budget] = record.limit
+                case Recovered():
+                    self.recoveries.append((when, record))
+                case _:
+                    pass
+            yield record, when
+
+    def _apply(self, record: AnyRecord) -> None:
+        try:
+            self.history.apply(record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise JournalFormatError(
+                f"the journal of {self.run.address()} has metrics that can't be read: {error}",
+                "Everstep did not write it like that; its checkpoints can be read as Checkpoint(path)",
+            ) from error
+
+    @property
+    def written(self) -> float | None:
+        """When it was last written to. Metrics alone carry no time: a folder of this machine tells."""
+        return (_changed(self.run) if self.run.is_local else None) or self.newest
+
+    @property
+    def damage(self) -> list[str]:
+        """Objects of the journal that are missing or can't be read."""
+        return self._tail.damage
+
+    @property
+    def is_run(self) -> bool:
+        return self.history.owner is not None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Nobody closed it, and its driver is proven dead."""
+        owner = self.history.owner
+        return owner is not None and not self.history.outcome and is_dead(owner)
+
+    @property
+    def state(self) -> str:
+        if self.history.outcome:
+            return self.history.outcome
+        if self.is_interrupted:
+            return "interrupted"
+        return f"running under lease {self.history.lease} by {self.history.owner}"
+
+
+def _changed(run: Store) -> float | None:
+    try:
+        return os.stat(run.address(journal.FOLDER)).st_mtime
+    except OSError:
+        return None
+
+
+def read_facts(run: Store) -> Facts:
+    """All that its journal has by now."""
+    facts = Facts(run)
+    for _ in facts.news():
+        pass
+    return facts
+
+
+def find_run(text: str) -> Facts:
+    """The run that a user means: by its address, or by a name that leaves no doubt."""
+    places = [text]
+    bare = "/" not in text and text not in ("", ".", "..", "~")
+    if bare:
+        live = live_runs().get(text)
+        places += [live.folder] if live is not None else []
+        places.append(f"{DEFAULT_STORAGE_PATH}/{text}")
+    stores = {store.address(): store for store in map(open_store, places)}
+    found = [facts for facts in map(read_facts, stores.values()) if facts.is_run]
+    if len(found) > 1:
+        raise NoRunError(
+            f"several runs are called {text}; give the address of one: "
+            + ", ".join(facts.run.address() for facts in found)
+        )
+    if not found:
+        looked = f" (looked in {', '.join(stores)})" if bare else ""
+        raise NoRunError(
+            f"{text} is not a run: it has no journal{looked}.",
+            "Give the address of its folder, storage_path/name; `everstep runs STORAGE` lists them",
+        )
+    return found[0]

@@ -1,0 +1,142 @@
+"""The runs that a server shows, each read on as its journal grows. Any thread may ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from everstep.driver.registry import LiveRun, live_runs
+from everstep.errors import EverstepError, NoRunError
+from everstep.observe import actions
+from everstep.observe.page import as_json
+from everstep.observe.view import RunView
+from everstep.storage.store import Store, open_store
+
+LOOK_S = 0.5
+"""A journal is not looked at more often."""
+
+
+class Book:
+    """One run."""
+
+    def __init__(self, run: Store) -> None:
+        self._run = run
+        self._view = RunView(run)
+        self._lock = threading.Lock()
+        self._looked = -LOOK_S
+        self._version = 0
+        self._error: EverstepError | None = None
+        self._made: tuple[object, bytes] = (None, b"")
+        self.cost_s = 0.0
+        """What it takes to put its page together."""
+
+    def version(self) -> tuple[int, str]:
+        """Another one whenever there is something new."""
+        with self._lock:
+            self._look()
+            return self._mark()
+
+    def page(self) -> bytes:
+        """As JSON."""
+        with self._lock:
+            self._look()
+            self._check()
+            if self._made[0] != self._mark():
+                began = time.monotonic()
+                self._made = (self._mark(), as_json(self._view.as_plain()).encode())
+                self.cost_s = time.monotonic() - began
+            return self._made[1]
+
+    def summary(self) -> dict[str, Any] | None:
+        """For a list; ``None`` if it is no run."""
+        with self._lock:
+            self._look()
+            if self._error is None and not self._view.facts.is_run:
+                return None
+            self._check()
+            return self._view.summary()
+
+    def stop(self) -> str:
+        with self._lock:
+            self._look()
+            self._check()
+            return actions.request_stop(self._view.facts)
+
+    def live(self) -> LiveRun:
+        """Its processes on this machine."""
+        with self._lock:
+            self._look()
+            self._check()
+            name = self._view.facts.opened[-1].name
+        live = actions.live_run(name)
+        if live.folder != self._run.address():
+            raise actions.ActionError(f"the run that is live here as {name} is another one: {live.folder}")
+        return live
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        try:
+            self._version += self._view.refresh()
+            self._error = None
+        except EverstepError as error:  # storage may answer again, another version of the journal never will
+            self._error = error
+        self._looked = time.monotonic()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._view.facts.is_run:
+            raise NoRunError(f"{self._run.address()} is not a run: it has no journal")
+
+    def _mark(self) -> tuple[int, str]:
+        facts = self._view.facts
+        return self._version, str(self._error or (facts.state if facts.is_run else ""))
+
+
+class Shelf:
+    """The runs under a storage path; or, without one, the user's own and those that are live here."""
+
+    def __init__(self, storage: str, *, with_live: bool) -> None:
+        self._store = open_store(storage)
+        self._with_live = with_live
+        self._books: dict[str, Book] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        return self._store.address()
+
+    def book(self, name: str) -> Book:
+        """Only what is listed can be had: a request can't name another place."""
+        found = self._found()
+        if name not in found:
+            raise NoRunError(f"there is no run {name!r} in {self.address}")
+        return found[name]
+
+    def version(self) -> tuple[Any, ...]:
+        return tuple((name, book.version()) for name, book in self._found().items())
+
+    def page(self) -> bytes:
+        runs: list[dict[str, Any]] = []
+        for name, book in self._found().items():
+            try:
+                summary = book.summary()
+            except EverstepError as error:
+                runs.append({"id": name, "name": name, "error": str(error)})
+                continue
+            if summary is not None:
+                runs.append({**summary, "id": name})
+        runs.sort(key=lambda run: -(run.get("written") or 0.0))
+        return as_json({"address": self.address, "runs": runs}).encode()
+
+    def _found(self) -> dict[str, Book]:
+        stores = {name: self._store.child(name) for name in self._store.folders()}
+        if self._with_live:
+            known = {store.address() for store in stores.values()}
+            live = [run.folder for run in live_runs().values() if run.folder not in known]
+            stores |= {folder: open_store(folder) for folder in live}
+        with self._lock:
+            self._books = {name: self._books.get(name) or Book(store) for name, store in stores.items()}
+            return dict(self._books)
