@@ -93,7 +93,7 @@ class ActorLink:
                 self._ears.heard(self, message)
 
     async def _feel_the_pulse(self, ask: EngineRequest) -> None:
-        """EngineRequest at a steady pace, whether or not the last answer is in: on a busy machine Ray takes a second
+        """Ask at a steady pace, whether or not the last answer is in: on a busy machine Ray takes a second
         for one, and that isn't silence.
         """
 
