@@ -51,7 +51,7 @@ def train_fn(config: dict):
         checkpoint = None
         # Now and then, and whenever Everstep would like one: every rank gets the same answer.
         if train.should_checkpoint() or step % 10 == 0:
-            path = os.path.join(config["checkpoints"], f"epoch-{context.get_epoch()}-step-{step}")
+            path = os.path.join(config["checkpoints"], f"epoch-{context.get_attempt()}-step-{step}")
             saver.save(path, {"weights": weights, "step": step})
             saver.wait_until_finished()
             checkpoint = train.Checkpoint(path)

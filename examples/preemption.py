@@ -20,7 +20,7 @@ def train_fn(config: dict):
         with checkpoint.as_directory() as folder, open(os.path.join(folder, "step")) as file:
             start = int(file.read())
     context = train.get_context()
-    if context.get_epoch() > 1 and context.get_world_rank() == 0:
+    if context.get_attempt() > 1 and context.get_world_rank() == 0:
         print(f"started again at step {start}: {context.get_restart_reason()}")
 
     told = False
@@ -44,7 +44,7 @@ def train_fn(config: dict):
 
 
 def take_away(cluster: LocalCluster, storage: str) -> None:
-    while not os.path.exists(os.path.join(storage, "preempted", "logs", "epoch-0001")):
+    while not os.path.exists(os.path.join(storage, "preempted", "logs", "attempt-0001")):
         time.sleep(0.1)
     time.sleep(1)
     cluster.preempt_slice("slice-1", grace_s=12)

@@ -55,7 +55,7 @@ class TrainContext(TuneContext):
 
     # Ours, beyond Ray Train's.
 
-    def get_epoch(self) -> int:
+    def get_attempt(self) -> int:
         """The number of this attempt, from 1."""
         return self._spec.epoch
 

@@ -57,7 +57,7 @@ class ScriptRun:
         from everstep.training import get_context
 
         # What a script under torchrun looks at to see whether it was restarted.
-        restarts = str(get_context().get_epoch() - 1)
+        restarts = str(get_context().get_attempt() - 1)
         os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["EVERSTEP_RESTART_COUNT"] = restarts
         atexit._clear()  # of the process that this one was forked from
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ def train(config: dict[str, Any]) -> None:
         with checkpoint.as_directory() as folder:
             accelerator.load_state(folder)
             step = int(Path(folder, "step").read_text())
-    notes = Path(config["notes"], f"{context.get_world_rank()}-{context.get_epoch()}")
+    notes = Path(config["notes"], f"{context.get_world_rank()}-{context.get_attempt()}")
     steps_of_a_pass = len(loader)
     while step < 2 * steps_of_a_pass:
         rest = accelerator.skip_first_batches(loader, step % steps_of_a_pass)
@@ -53,5 +53,5 @@ def train(config: dict[str, Any]) -> None:
                 Path(folder, "step").write_text(str(step))
                 saved = everstep.Checkpoint(folder)
             everstep.report({"step": step}, checkpoint=saved)
-            if step == config["kill_at"] and context.get_epoch() == 1 and context.get_world_rank() == 1:
+            if step == config["kill_at"] and context.get_attempt() == 1 and context.get_world_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)

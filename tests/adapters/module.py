@@ -41,7 +41,7 @@ class Noting(pl.LightningModule):
         return loss
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
-        if self.global_step == self.kill_at and everstep.get_context().get_epoch() == 1:
+        if self.global_step == self.kill_at and everstep.get_context().get_attempt() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -70,7 +70,7 @@ def train(config: dict[str, Any]) -> None:
     if workers > 1:
         trainer = adapter.prepare_trainer(trainer)
     model = Noting(
-        Path(config["notes"], f"{rank}-{context.get_epoch()}"),
+        Path(config["notes"], f"{rank}-{context.get_attempt()}"),
         config["kill_at"] if rank == workers - 1 else None,
     )
     torch.manual_seed(1 + rank)

@@ -50,7 +50,7 @@ class KillAt(TrainerCallback):
         self.step = step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step and everstep.get_context().get_epoch() == 1:
+        if state.global_step == self.step and everstep.get_context().get_attempt() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,7 +73,7 @@ def fine_tune(config: dict[str, Any]) -> None:
         train_dataset=Words(),
         callbacks=[KillAt(config["kill_at"] if rank == 1 else None)],
     )
-    trainer.notes = Path(config["notes"], f"{rank}-{everstep.get_context().get_epoch()}")
+    trainer.notes = Path(config["notes"], f"{rank}-{everstep.get_context().get_attempt()}")
     if not config["ray"]:
         adapter.train(trainer, every_steps=2)
         return

@@ -53,7 +53,7 @@ def running(tmp_path: Path) -> Iterator[LiveRun]:
     script.write_text(SCRIPT)
     with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.DEVNULL) as process:
         try:
-            logs = tmp_path / "looked-at" / "logs" / "epoch-0001"
+            logs = tmp_path / "looked-at" / "logs" / "attempt-0001"
             wait_for(
                 lambda: sum("half" in file.read_text() for file in logs.glob("rank-*.log")) == 3,
                 "what every rank prints",
@@ -108,7 +108,7 @@ def test_logs_follows_what_is_printed_until_it_is_interrupted(tmp_path: Path) ->
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follows:
             assert follows.stdout is not None
             assert follows.stdout.readline() == "[rank 0] hello from 0\n"
-            log = tmp_path / "looked-at" / "logs" / "epoch-0001" / "rank-00000.log"
+            log = tmp_path / "looked-at" / "logs" / "attempt-0001" / "rank-00000.log"
             with log.open("a") as file:
                 file.write(" becomes whole\n")
             seen = ""

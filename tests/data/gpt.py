@@ -77,7 +77,7 @@ def train_gpt(config: dict[str, Any]) -> list[list[int]]:
     assert state.restore() == stream.step == len(state.seen)
     rank, ranks = train.get_context().get_world_rank(), train.get_context().get_world_size()
     until = Path(config["until"])
-    killed_at = config["killed_at"] if rank == 1 and train.get_context().get_epoch() == 1 else None
+    killed_at = config["killed_at"] if rank == 1 and train.get_context().get_attempt() == 1 else None
     for step in stream:
         mine: list[list[int]] = []
         total = torch.zeros(2, dtype=torch.float64)

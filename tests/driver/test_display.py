@@ -99,7 +99,7 @@ def line_with(text: str, word: str) -> str:
 def test_the_picture_shows_state_workers_and_goodput():
     text = shown(training(), 20.0)
     assert "everstep · demo" in text
-    assert "● running  epoch 1" in text
+    assert "● running  attempt 1" in text
     assert "goodput 80.0 %  00:10" in text
     assert "slice-0" in line_with(text, "● rank 0 pid 100")
     assert "slice-0-host-1" in line_with(text, "● rank 1 pid 101")
@@ -208,7 +208,7 @@ def test_waiting_says_for_what():
     picture = training()
     picture.take(c.PhaseChanged(20.0, "waiting", 1), 20.0)
     picture.take(c.Waiting(20.0, 4, "2 of 4 workers fit"), 20.0)
-    assert "● waiting  epoch 1  2 of 4 workers fit" in shown(picture, 21.0)
+    assert "● waiting  attempt 1  2 of 4 workers fit" in shown(picture, 21.0)
 
 
 def test_time_stands_still_when_the_run_has_ended():

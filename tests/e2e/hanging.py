@@ -56,7 +56,7 @@ HANGS: dict[str, Callable[[], None]] = {
 def is_due(config: dict[str, Any], step: int) -> bool:
     """Once: in the first attempt, on the rank that hangs."""
     context = train.get_context()
-    hangs = context.get_epoch() == 1 and context.get_world_rank() == config["rank"]
+    hangs = context.get_attempt() == 1 and context.get_world_rank() == config["rank"]
     return hangs and step == config["at"]
 
 
@@ -228,7 +228,7 @@ def stalls_in_restore(config: dict[str, Any]) -> None:
     checkpoint = train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory():
-            if context.get_epoch() == 2 and context.get_world_rank() == config["rank"]:
+            if context.get_attempt() == 2 and context.get_world_rank() == config["rank"]:
                 sleep()
     for step in range(1, config["steps"] + 1):
         train.collective.barrier()
@@ -237,7 +237,7 @@ def stalls_in_restore(config: dict[str, Any]) -> None:
         if saves:
             train.get_all_reported_checkpoints()
         train.collective.barrier()
-        if context.get_epoch() == 1 and step == 5:
+        if context.get_attempt() == 1 and step == 5:
             os._exit(3)
 
 

@@ -102,8 +102,8 @@ def test_a_runtime_folder_that_is_full_is_named(tmp_path: Path) -> None:
 def test_a_log_that_can_not_be_made_is_a_start_that_failed_and_not_a_dead_agent(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "logs").mkdir()
-    (tmp_path / "run" / "logs" / "epoch-0001").write_text("in the way")
-    with pytest.raises(ControllerError, match="a worker could not be started: .*epoch-0001"):
+    (tmp_path / "run" / "logs" / "attempt-0001").write_text("in the way")
+    with pytest.raises(ControllerError, match="a worker could not be started: .*attempt-0001"):
         Trainer(
             lambda: None,
             run_config=RunConfig(

@@ -151,5 +151,5 @@ def test_too_few_file_descriptors_are_named_and_nothing_is_tried_again(tmp_path:
     assert "3 workers on one host need" in last
     assert "its limit is 64" in last
     assert "ulimit -Hn" in last
-    assert errors.count("epoch 1") <= 1
-    assert "epoch 2" not in errors
+    assert errors.count("attempt 1") <= 1
+    assert "attempt 2" not in errors

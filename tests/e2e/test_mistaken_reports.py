@@ -165,8 +165,8 @@ def test_one_file_name_with_different_content_is_an_error_that_names_ranks_and_f
 def test_a_run_that_ended_for_conflicting_files_can_be_resumed(tmp_path: Path) -> None:
     def function() -> None:
         context = get_context()
-        content = str(context.get_world_rank() if context.get_epoch() == 1 else "same")
-        report({"epoch": context.get_epoch()}, save({"weights": content}))
+        content = str(context.get_world_rank() if context.get_attempt() == 1 else "same")
+        report({"epoch": context.get_attempt()}, save({"weights": content}))
 
     with pytest.raises(TrainingFailedError, match="with different content"):
         fit(function, tmp_path, name="clash")

@@ -24,7 +24,7 @@ from .test_worker_deaths import Fit
 def counts_those_beside_it(config: dict[str, Any]) -> int:
     """Wait to be broken at first; after that, say how many of the first attempt still live."""
     here = Path(config["here"])
-    if everstep.get_context().get_epoch() == 1:
+    if everstep.get_context().get_attempt() == 1:
         (here / "first.tmp").write_text(f"{os.getpid()} {os.getppid()}")
         (here / "first.tmp").rename(here / "first")
         threading.Event().wait()

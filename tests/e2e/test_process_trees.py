@@ -27,12 +27,12 @@ def spawning(config: dict[str, Any]) -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
     daemons = [daemonised(lambda: os.execv(sleep[0], sleep)), daemonised(lambda: time.sleep(600))]
-    path = Path(config["pids"]) / f"{context.get_epoch()}"
+    path = Path(config["pids"]) / f"{context.get_attempt()}"
     path.with_suffix(".tmp").write_text(
         " ".join(map(str, [os.getpid(), os.getppid(), *(c.pid for c in children), *daemons]))
     )
     path.with_suffix(".tmp").rename(path)
-    if context.get_epoch() == 1:
+    if context.get_attempt() == 1:
         threading.Event().wait()
     for child in children:
         child.kill()

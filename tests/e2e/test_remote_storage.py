@@ -94,7 +94,7 @@ def test_a_worker_that_dies_goes_on_from_what_is_in_the_bucket(
                 checkpoint_upload_mode=config["mode"],
             )
             everstep.collective.barrier()
-            if rank == 1 and step == 3 and get_context().get_epoch() == 1:
+            if rank == 1 and step == 3 and get_context().get_attempt() == 1:
                 import os
                 import signal
 
@@ -173,10 +173,10 @@ def test_storage_that_is_away_at_the_moment_of_a_restart_is_waited_for(
     server: S3Server, tmp_path: Path
 ) -> None:
     def function(config: dict[str, Any]) -> int:
-        if get_context().get_epoch() == 1:
+        if get_context().get_attempt() == 1:
             Path(config["flag"]).touch()
             raise RuntimeError("as asked")
-        return get_context().get_epoch()
+        return get_context().get_attempt()
 
     flag = tmp_path / "away"
     refused = 0
@@ -214,10 +214,10 @@ def test_the_end_of_what_a_failed_rank_printed_is_kept_in_the_bucket(storage: di
     with pytest.raises(TrainingFailedError):
         fit(function, name="tails", **storage)
     run = open_store(f"{storage['storage_path']}/tails", storage["storage_options"])
-    kept = run.read("logs/epoch-0001/rank-00001.log")
+    kept = run.read("logs/attempt-0001/rank-00001.log")
     assert kept is not None
     assert b"the last words of rank 1" in kept
-    assert [file.path for file in run.list("logs")] == ["logs/epoch-0001/rank-00001.log"]
+    assert [file.path for file in run.list("logs")] == ["logs/attempt-0001/rank-00001.log"]
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_any_worker_starts(server: S3Server) -> None:

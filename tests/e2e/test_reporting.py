@@ -199,7 +199,7 @@ def test_retention_deletes_what_everstep_did_not_upload_only_if_told_to(
 
 def test_nan_inf_and_numpy_scalars_survive_a_resume(tmp_path: Path) -> None:
     def function() -> None:
-        if get_context().get_epoch() == 1:
+        if get_context().get_attempt() == 1:
             odd = {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "f32": numpy.float32(0.5)}
             report(odd, checkpoint=save("1"))
             everstep.get_all_reported_checkpoints()  # waits until it is committed
@@ -243,7 +243,7 @@ def test_a_checkpoint_dir_name_used_again_by_a_rewound_run_gets_a_suffix(tmp_pat
     def function() -> None:
         report({"x": 1}, checkpoint=save("first"), checkpoint_dir_name="epoch=1")
         everstep.collective.barrier()
-        if get_context().get_epoch() == 1:
+        if get_context().get_attempt() == 1:
             raise RuntimeError("once")
 
     result = fit(function, tmp_path, workers=2, failure_config=everstep.FailureConfig(max_failures=1))
@@ -339,7 +339,7 @@ def test_callbacks_see_every_ranks_report_and_one_that_raises_ends_nothing(tmp_p
     def function() -> None:
         for _ in range(3):
             report({"rank": get_context().get_world_rank()})
-        if get_context().get_epoch() == 1 and get_context().get_world_rank() == 1:
+        if get_context().get_attempt() == 1 and get_context().get_world_rank() == 1:
             raise ValueError("once")
 
     watch = Watch()

@@ -37,7 +37,7 @@ def saves(config: dict[str, Any]) -> str:
     """Break off in the middle of saving a checkpoint, the first time."""
     place = Path(tempfile.mkdtemp())
     (place / "half").write_bytes(b"x" * 1000)
-    if everstep.get_context().get_epoch() == 1:
+    if everstep.get_context().get_attempt() == 1:
         (Path(config["here"]) / "saving.tmp").write_text(f"{os.getpid()} {os.getppid()} {place}")
         (Path(config["here"]) / "saving.tmp").rename(Path(config["here"]) / "saving")
         threading.Event().wait()
@@ -117,7 +117,7 @@ def test_what_was_reported_is_uploaded_before_the_folder_goes(tmp_path: Path, te
     """The snapshot of an asynchronous report may lie in there."""
 
     def reports_and_dies(config: dict[str, Any]) -> None:
-        if everstep.get_context().get_epoch() > 1:
+        if everstep.get_context().get_attempt() > 1:
             return
         place = Path(tempfile.mkdtemp())
         (place / "model").write_bytes(os.urandom(1 << 20) * 32)

@@ -155,7 +155,7 @@ def test_an_upload_that_ends_with_its_process_is_not_waited_for(tmp_path: Path) 
             threading.Event().wait()
             return checkpoint
 
-        if get_context().get_epoch() == 2:
+        if get_context().get_attempt() == 2:
             return 2
         report({}, save("0"), checkpoint_upload_mode=ASYNC, checkpoint_upload_fn=never)
         raise RuntimeError("as asked")

@@ -302,7 +302,7 @@ def test_a_restart_gives_every_rank_the_newest_checkpoint(tmp_path: Path) -> Non
         import everstep
         from e2e.training import steps_without_framework
 
-        if everstep.get_context().get_epoch() == 1:
+        if everstep.get_context().get_attempt() == 1:
             steps_without_framework({**config, "steps": 7})
             everstep.collective.barrier()
             raise RuntimeError("once")

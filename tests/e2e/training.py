@@ -30,7 +30,7 @@ def note(config: dict[str, Any], **facts: Any) -> None:
     rank = train.get_context().get_world_rank()
     path = Path(config["notes"]) / f"rank-{rank}.jsonl"
     line = json.dumps(
-        {"pid": os.getpid(), "at": time.monotonic(), "epoch": train.get_context().get_epoch(), **facts}
+        {"pid": os.getpid(), "at": time.monotonic(), "epoch": train.get_context().get_attempt(), **facts}
     )
     with path.open("a") as out:
         out.write(line + "\n")

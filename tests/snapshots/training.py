@@ -21,7 +21,7 @@ PACE_S = 0.01
 def note(config: dict[str, Any], **facts: Any) -> None:
     """A line in this rank's own file: what happened, seen from inside."""
     context = train.get_context()
-    line = {"pid": os.getpid(), "at": time.monotonic(), "epoch": context.get_epoch(), **facts}
+    line = {"pid": os.getpid(), "at": time.monotonic(), "epoch": context.get_attempt(), **facts}
     with (Path(config["notes"]) / f"rank-{context.get_world_rank()}.jsonl").open("a") as out:
         out.write(json.dumps(line) + "\n")
 

@@ -134,11 +134,11 @@ class Logs:
             raise click.ClickException(f"there is no attempt {attempt} in {folder}; there is {known}")
 
     def _attempts(self) -> set[int]:
-        return {int(f.name.split("-")[1].split(".")[0]) for f in self._folder.glob("epoch-*")}
+        return {int(f.name.split("-")[1].split(".")[0]) for f in self._folder.glob("attempt-*")}
 
     def news(self, unfinished: bool) -> Iterator[tuple[Path, bytes]]:
         """What was printed since the last call, in whole lines; also one that isn't, if it is wanted."""
-        for folder in sorted(self._folder.glob("epoch-*")):
+        for folder in sorted(self._folder.glob("attempt-*")):
             attempt = int(folder.name.split("-")[1].split(".")[0])
             if attempt < self._first or (self._fixed is not None and attempt != self._fixed):
                 continue

@@ -32,7 +32,7 @@ def ps() -> None:
         click.echo("No run is live on this machine.", err=True)
     for run in found.values():
         driver = f"driver {run.driver_pid}" if run.alive else "driver gone"
-        click.echo(f"{run.name}  {driver}  epoch {run.epoch}  {run.folder}")
+        click.echo(f"{run.name}  {driver}  attempt {run.epoch}  {run.folder}")
         width = max(len(worker.slice) for worker in run.workers)
         host_width = max(len(worker.host) for worker in run.workers)
         for worker in sorted(run.workers, key=lambda w: w.rank):

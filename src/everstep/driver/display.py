@@ -153,7 +153,7 @@ def describe(record: c.Record) -> str:
             source = f"from {record.checkpoint}" if record.checkpoint else "from the beginning"
             source = "from memory" if record.from_memory else source
             slices = f" in {record.num_slices} slices" if record.num_slices > 1 else ""
-            return f"epoch {record.epoch}: {record.world_size} workers{slices}, {source} ({record.reason})"
+            return f"attempt {record.epoch}: {record.world_size} workers{slices}, {source} ({record.reason})"
         case c.Recovered():
             return describe_recovery(record)
         case c.HangSeen():

@@ -135,7 +135,7 @@ class Job:
         echo: bool,
     ) -> wire.WorkerSpec:
         limits, memory = self.run.deadlines, self.run.checkpoint_config.memory
-        attempt = f"epoch-{start.epoch:04d}" + (f".{generation}" if generation else "")
+        attempt = f"attempt-{start.epoch:04d}" + (f".{generation}" if generation else "")
         return wire.WorkerSpec(
             run_name=self.name,
             run_folder=self.store.address(),

@@ -220,7 +220,7 @@ class Picture:
         style = _PHASE_STYLES.get(self.phase, "yellow")
         left = Text.assemble(
             (f"{signs.alive} {self.phase}", f"bold {style}"),
-            (f"  epoch {self.epoch}" if self.epoch else "", ""),
+            (f"  attempt {self.epoch}" if self.epoch else "", ""),
         )
         if self._waiting_for:
             left.append(f"  {self._waiting_for}", "magenta")

@@ -95,7 +95,7 @@ class LeftBehind:
         streams = self._heard_streams()
         told = {r for r, held in here.items() if held.stopping and not streams[r].returned}
         unfit = {
-            "are of an epoch that was over": {*here} if self.epoch < self._last_epoch else set(),
+            "are of an attempt that was over": {*here} if self.epoch < self._last_epoch else set(),
             "are gone": set(range(world)) - here.keys(),
             "had been told to end": told,
             # A group that was still meeting waits for words of a driver that is dead.

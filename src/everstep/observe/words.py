@@ -26,7 +26,7 @@ def in_words(record: AnyRecord) -> str:
         case records.Renewed():
             return "driver heartbeat"
         case records.TakenOver():
-            return f"took over the workers of epoch {record.epoch}, which never stopped"
+            return f"took over the workers of attempt {record.epoch}, which never stopped"
         case records.Placed():
             return _places_in_words(record)
         case records.Committed():
@@ -41,13 +41,13 @@ def in_words(record: AnyRecord) -> str:
             last = record.first + len(record.rows) - 1
             which = f"report {last}" if last == record.first else f"reports {record.first} to {last}"
             newest = f": {metrics_in_words(msgspec.msgpack.decode(record.rows[-1]))}" if record.rows else ""
-            return f"epoch {record.epoch}: {which}{newest}"
+            return f"attempt {record.epoch}: {which}{newest}"
         case records.Closed():
             return f"ended: {ending_in_words(record.outcome, record.message)}"
         case records.Snapshot():
             return f"what came before is in {count(len(record.archives), 'archive')} now"
         case c.PhaseChanged():
-            return f"epoch {record.epoch}: {record.phase}"
+            return f"attempt {record.epoch}: {record.phase}"
         case c.CheckpointKept():
             return f"keeping {record.folder}"
         case c.FailureSeen() if record.failure.echo:

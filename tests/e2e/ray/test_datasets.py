@@ -21,7 +21,7 @@ def see(config: dict[str, Any]) -> None:
         ids = [int(n) for batch in shard.iter_batches(batch_size=4) for n in batch["id"]]
         note(config, ids=ids, turn=turn)
         train.collective.barrier()
-    if train.get_context().get_epoch() == 1:
+    if train.get_context().get_attempt() == 1:
         raise RuntimeError("once more")
 
 

@@ -26,7 +26,7 @@ class RayDataset(DividedElsewhere):
             from everstep.training import get_context
 
             context = get_context()
-            divided = self._divider.divide.remote(context.get_epoch(), context.get_world_size())
+            divided = self._divider.divide.remote(context.get_attempt(), context.get_world_size())
             self._mine = ray.get(divided)[context.get_world_rank()]
         return self._mine
 
