@@ -34,10 +34,10 @@ PREEMPTED = PreemptionInfo(deadline_ms=5, preempted_node_to_ranks={"b": [3, 2], 
 
 
 def test_the_first_line_is_the_first_cause_and_echoes_come_last():
-    error = WorkerGroupError("max_failures=0 is spent.", {0: ECHO, 2: CAUSE}, first_rank=2)
+    error = WorkerGroupError("no restart allowed (max_failures=0).", {0: ECHO, 2: CAUSE}, first_rank=2)
     lines = str(error).splitlines()
     assert lines[0] == "Training failed: rank 2 on host-1 raised ValueError: bad batch"
-    assert lines[1] == "max_failures=0 is spent."
+    assert lines[1] == "no restart allowed (max_failures=0)."
     assert str(error).index('File "train.py"') < str(error).index("step 42") < str(error).index("by peer")
     assert "/run/logs/rank-2.log" in str(error)
     assert error.first_cause is CAUSE

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 import everstep
 from everstep import lightning as adapter
 
+from .notes import disturb_save, disturbance
+
 SAMPLES = 48
 
 
@@ -25,12 +27,23 @@ class Points(Dataset[tuple[torch.Tensor, int]]):
         return torch.randn(4, generator=torch.Generator().manual_seed(i)), i
 
 
+class DisturbsSave:
+    """In a checkpoint, it is met when the file is there, and before it is written."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        disturb_save(self.step)
+        return (DisturbsSave, (self.step,))
+
+
 class Noting(pl.LightningModule):
-    def __init__(self, notes: Path, kill_at: int | None) -> None:
+    def __init__(self, notes: Path, kill_at: int | None, disturb_saves: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
-        self.notes, self.kill_at = notes, kill_at
+        self.notes, self.kill_at, self.disturb_saves = notes, kill_at, disturb_saves
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         points, numbers = batch
@@ -43,6 +56,10 @@ class Noting(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         if self.global_step == self.kill_at and everstep.get_context().get_attempt() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.disturb_saves and self.global_rank == 0 and disturbance(self.global_step) is not None:
+            checkpoint["disturbing"] = DisturbsSave(self.global_step)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -72,6 +89,7 @@ def train(config: dict[str, Any]) -> None:
     model = Noting(
         Path(config["notes"], f"{rank}-{context.get_attempt()}"),
         config["kill_at"] if rank == workers - 1 else None,
+        config["disturb_saves"],
     )
     torch.manual_seed(1 + rank)
     batches = loader(Points(), batch_size=4, shuffle=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from everstep import FailureConfig, Result, RunConfig, ScalingConfig
+from everstep import FailureConfig, Result, RunConfig, ScalingConfig, get_context
 from everstep.torch import TorchTrainer
 
 SAMPLES = 48
@@ -31,6 +34,21 @@ def first_step(folder: Path, attempt: int) -> int:
     return int((folder / "notes" / f"0-{attempt}").read_text().split()[0])
 
 
+def disturbance(step: int) -> Literal["killed", "disk full"] | None:
+    """What happens in the middle of this step's save: the first attempt and the next have one each."""
+    attempt = get_context().get_attempt()
+    return {(1, 4): "killed", (2, 6): "disk full"}.get((attempt, step))  # type: ignore[return-value]
+
+
+def disturb_save(step: int) -> None:
+    match disturbance(step):
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "disk full":
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+
+
 def fit(
     train: Callable[[dict[str, Any]], None],
     folder: Path,
@@ -38,6 +56,7 @@ def fit(
     workers: int = 2,
     kill_at: int | None = None,
     ray: bool = False,
+    disturb_saves: bool = False,
 ) -> Result:
     """``ray``: with Ray Train's names. ``kill_at``: the step at which a worker is killed once."""
     (folder / "notes").mkdir(parents=True)
@@ -48,9 +67,10 @@ def fit(
             "notes": str(folder / "notes"),
             "kill_at": kill_at,
             "ray": ray,
+            "disturb_saves": disturb_saves,
         },
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
-            name="run", storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1)
+            name="run", storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=2)
         ),
     ).fit()

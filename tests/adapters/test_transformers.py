@@ -6,22 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from .notes import SAMPLES, first_step, fit, trained_on
+from .notes import SAMPLES, Row, first_step, fit, trained_on
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Row]:
+    """What an undisturbed run has trained on."""
+    from .tuned import fine_tune
+
+    folder = tmp_path_factory.mktemp("undisturbed") / "whole"
+    fit(fine_tune, folder)
+    return trained_on(folder)
 
 
 @pytest.mark.parametrize("ray", [False, True], ids=["our names", "names of Ray Train"])
 def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happened(
-    tmp_path: Path, ray: bool
+    tmp_path: Path, ray: bool, whole: dict[tuple[int, int], Row]
 ) -> None:
     from transformers import GPT2LMHeadModel  # not where tests are collected: it takes seconds
 
     from .tuned import fine_tune
 
-    fit(fine_tune, tmp_path / "whole", ray=ray)
     result = fit(fine_tune, tmp_path / "killed", kill_at=3, ray=ray)
     assert result.metrics is not None
     assert result.metrics["step"] == 12
-    whole = trained_on(tmp_path / "whole")
     assert trained_on(tmp_path / "killed") == whole
     seen = [number for _, numbers in whole.values() for number in numbers]
     assert sorted(seen) == sorted([*range(SAMPLES)] * 2), "each sample once in each of two passes"
@@ -29,6 +37,18 @@ def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happ
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as saved:
         assert GPT2LMHeadModel.from_pretrained(f"{saved}/checkpoint").config.n_embd == 8
+
+
+def test_a_save_that_is_killed_or_finds_the_disk_full_costs_only_itself(
+    tmp_path: Path, whole: dict[tuple[int, int], Row]
+) -> None:
+    from .tuned import fine_tune
+
+    result = fit(fine_tune, tmp_path / "disturbed", disturb_saves=True)
+    assert result.checkpoint is not None
+    assert trained_on(tmp_path / "disturbed") == whole
+    assert first_step(tmp_path / "disturbed", attempt=2) == 2, "the save of step 4 was killed"
+    assert first_step(tmp_path / "disturbed", attempt=3) == 4, "the disk was full at step 6"
 
 
 def test_batches_of_ray_data_are_taken_as_they_come(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 import everstep
 from everstep.huggingface import transformers as adapter
 
+from .notes import disturb_save
+
 SAMPLES, LENGTH = 48, 8
 
 
@@ -36,6 +38,12 @@ class Noting(Trainer):
     """Notes the numbers of the samples of each batch."""
 
     notes: Path
+    disturb_saves: bool
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.disturb_saves and self.args.process_index == 0:
+            disturb_save(self.state.global_step)  # when the model is written, and nothing else
+        super()._save_optimizer_and_scheduler(output_dir)
 
     def training_step(self, model: Any, inputs: dict[str, Any], *more: Any, **named: Any) -> Any:
         numbers = inputs.pop("number").tolist()
@@ -73,6 +81,7 @@ def fine_tune(config: dict[str, Any]) -> None:
         train_dataset=Words(),
         callbacks=[KillAt(config["kill_at"] if rank == 1 else None)],
     )
+    trainer.disturb_saves = config["disturb_saves"]
     trainer.notes = Path(config["notes"], f"{rank}-{everstep.get_context().get_attempt()}")
     if not config["ray"]:
         adapter.train(trainer, every_steps=2)

@@ -384,7 +384,7 @@ def test_a_spent_budget_ends_the_run_with_the_first_cause(either: Run) -> None:
     assert end.outcome is Outcome.FAILED
     assert end.cause is not None
     assert end.cause.message == "second"
-    assert end.message == "max_failures=1 is spent"
+    assert end.message == "max_failures=1 is used up"
     assert {f"{name}.0" for name in hands.last(c.Release).slices} == {a.host for a in hands.places.values()}
 
 

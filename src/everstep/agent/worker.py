@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -27,6 +28,8 @@ from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeE
 
 STOPPED = 128 + signal.SIGTERM
 COLLECTIVES = ("barrier", "broadcast")
+_CALLERS = (__file__, str(Path(sessions.__file__).with_name("script.py")), "<frozen runpy>")
+"""Files whose lines lead to the user's, and say nothing of what happened there."""
 
 
 class SocketLink:
@@ -178,7 +181,7 @@ def work(
         link.send(framing.frame(words.Returned(None)))
     except BaseException as error:  # the user's code may raise anything; all of it is told
         at = time.monotonic()
-        text = traceback.format_exc()
+        text = _traceback(error)
         echo = backend.is_peer_failure(error)
         sys.stderr.write(text)
         _flush()
@@ -215,11 +218,19 @@ def _called(function: Any, arguments: tuple[Any, ...]) -> Any:
         if isinstance(error, SystemExit):
             code = _exit_code(error)
         else:
-            traceback.print_exc()
+            sys.stderr.write(_traceback(error))
     if os.getpid() != worker:
         _flush()
         os._exit(code)
     return value
+
+
+def _traceback(error: BaseException) -> str:
+    """From the user's first line on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _CALLERS:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -46,7 +46,8 @@ class Charges:
             limit = self._first_starts.limit
             return f"the start failed {limit} times in the same way, and nothing was trained"
         if not self._run.budgets.spend(budget):
-            return f"{budget.value}={self._run.budgets.limits[budget]} is spent"
+            limit = self._run.budgets.limits[budget]
+            return f"{budget.value}={limit} is used up" if limit else f"no restart allowed ({budget.value}=0)"
         return None
 
     def _budget_of(self, restart: Restart, cause: Failure) -> Budget | None:
