@@ -1,4 +1,4 @@
-"""What workers do, use and print, now: ``stacks``, ``top`` and ``logs``."""
+"""What workers do, use and print, now: ``stacks``, ``top``, ``logs``; and what may go wrong: ``doctor``."""
 
 from __future__ import annotations
 
@@ -239,4 +239,27 @@ def _elsewhere(workers: int) -> str | None:
     return f"{count(workers, 'worker')} on other machines, or just gone" if workers else None
 
 
-COMMANDS = (stacks, logs, top)
+# ---------------------------------------------------------------------- doctor
+
+
+@click.command(cls=RunCommand)
+@click.argument("storage", required=False)
+def doctor(storage: str | None) -> None:
+    """Look for what a run on this machine would stumble over, and say what to do about it.
+
+    With STORAGE, also whether a run can be kept there; that writes a small object, and removes it. The exit
+    code is 1 if something is bad.
+    """
+    from everstep.observe.checkup import Verdict, examine
+
+    found = []
+    for finding in examine(storage):
+        found.append(finding.verdict)
+        click.echo(f"{finding.verdict.value:4}  {finding.what:14}  {finding.seen}")
+        if finding.remedy:
+            click.echo(f"{'':22}→ {finding.remedy}")
+    if Verdict.BAD in found:
+        raise click.exceptions.Exit(1)
+
+
+COMMANDS = (stacks, logs, top, doctor)
