@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -88,6 +89,35 @@ def test_looking_at_workers_leaves_them_as_they_are(tmp_path: Path) -> None:
             invoke("stacks", "looked-at")
         assert all(worker.alive for worker in run.workers)
         assert live_runs()["looked-at"].workers == run.workers
+
+
+def test_top_shows_what_each_rank_does_and_uses(tmp_path: Path) -> None:
+    with running(tmp_path):
+        wait_for(lambda: looked_at().count("training") == 3, "the first report of every rank")
+        head, *ranks = looked_at().splitlines()
+        assert head.split() == [
+            *("RANK", "SLICE", "HOST", "DOING", "REPORTS", "REPORTS/S", "COLLECTIVES/S", "CPU", "MEMORY")
+        ]
+        assert [line.split()[0] for line in ranks] == ["0", "1", "2"]
+        for line in ranks:
+            *_, doing, reports, rate, _, _, _, _, unit = line.split()
+            assert (doing, reports, rate, unit) == ("training", "1", "0.0", "GiB")
+
+
+def looked_at() -> str:
+    wide = {"COLUMNS": "160"}
+    return CliRunner(env=wide).invoke(main, ["top", "looked-at", "--once", "--every", "0.1"]).output
+
+
+def test_top_of_a_stopped_rank_says_so_and_a_missing_run_is_named(tmp_path: Path) -> None:
+    assert "no run is live" in invoke("top", "looked-at").output
+    with running(tmp_path) as run:
+        victim = next(worker.pid for worker in run.workers if worker.rank == 1)
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            wait_for(lambda: "stopped" in looked_at(), "what the kernel says of it")
+        finally:
+            os.kill(victim, signal.SIGCONT)
 
 
 def test_logs_shows_what_ranks_have_printed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -148,6 +149,22 @@ def test_runs_lists_what_is_a_run_and_leaves_out_what_is_not(storage: Path):
 
 def test_a_place_without_runs_says_so(storage: Path):
     assert "No run is in" in cli("runs", str(storage)).output
+
+
+def test_show_writes_a_page_with_what_the_run_was(storage: Path, tmp_path: Path):
+    page = tmp_path / "page.html"
+    done = cli("show", str(finished(storage)), "--html", str(page))
+    assert (done.exit_code, done.output) == (0, f"wrote {page}\n")
+    found = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text()).group(1))
+    assert (found["name"], found["state"], found["metrics"]["rows"]) == ("done", "finished", 3)
+    assert [lane["rank"] for lane in found["timeline"]["lanes"]] == [0]
+    assert found["checkpoints"]["kept"] == 2
+
+
+def test_a_run_says_where_its_workers_are(live: Live):
+    (place,) = read_history(open_store(live.folder)).places.values()
+    (worker,) = live_runs()["live"].workers
+    assert (place.rank, place.host, place.slice) == (worker.rank, worker.host, worker.slice)
 
 
 def test_a_run_that_lives_names_its_owner_and_a_killed_one_is_interrupted(storage: Path, live: Live):

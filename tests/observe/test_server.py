@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.synthetic import synthetic, write_journal
@@ -20,6 +21,7 @@ from everstep.driver import records
 from everstep.driver.housekeeping import stop_request
 from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.observe.server import PageServer
+from processes import wait_for
 
 from .served import TOKEN, append, ask, serving, write_live_run
 
@@ -168,6 +170,17 @@ def test_a_journal_of_another_version_is_an_error_of_that_run_alone(
     assert "newer Everstep" in runs["newer"]["error"]
     assert runs["live"]["state"] == "running"
     assert ask(server, "/api/run?run=newer")[0] == 409
+
+
+def test_a_run_whose_journal_turns_out_unreadable_stays_so(server: PageServer, live: Path) -> None:
+    assert ask(server, "/api/run?run=live")[0] == 200
+    garbled = records.Committed(10.0, "first", 1, 3, msgspec.Raw(b"\x81\xa1\xff\x01"), None)
+    append(live, garbled, records.Renewed(11.0))
+    wait_for(lambda: ask(server, "/api/run?run=live")[0] == 409, "the look that finds it")
+    append(live, records.Renewed(12.0))
+    for _ in range(3):
+        status, _, body = ask(server, "/api/run?run=live")
+        assert (status, b"can't be read" in body) == (409, True)
 
 
 def test_events_tell_when_something_is_new(server: PageServer, live: Path) -> None:

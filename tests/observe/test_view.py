@@ -241,7 +241,8 @@ def test_steps_since_the_checkpoint_that_a_restart_went_back_to_are_marked_as_re
         records.Metrics(1, 1, losses(5, 4, 3)),
         records.Committed(10.0, "first", 1, 3, row(loss=3.0), None),
         records.Metrics(1, 4, losses(2, 1)),
-        *AGAIN,
+        *AGAIN[:-1],
+        recovered(24.0, 2, CRASH, lost=3),  # another rank was a report ahead
         records.Metrics(2, 1, losses(2, 1, 0)),
     )
     assert curves(found) == [(1, False, [1, 2, 3]), (1, True, [4, 5]), (2, False, [4, 5, 6])]
@@ -258,6 +259,7 @@ def test_a_restart_from_memory_goes_back_as_far_as_it_lost_steps(tmp_path: Path)
         started,
         records.Metrics(2, 1, losses(3, 2)),
         recovered(24.0, 2, CRASH, lost=1),
+        recovered(30.0, 2, CRASH, lost=0),
     )
     assert curves(found) == [(1, False, [1, 2]), (1, True, [3]), (2, False, [3, 4])]
 

@@ -1,4 +1,4 @@
-"""What workers do and print, now: ``stacks`` and ``logs``."""
+"""What workers do, use and print, now: ``stacks``, ``top``, ``logs``; and what may go wrong: ``doctor``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import click
 from everstep.cli.runs import RunCommand
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from everstep.agent.stacks import Stacks
     from everstep.driver.registry import LiveWorker
+    from everstep.observe.usage import Usage
 
 _POLL_S = 0.5
 
@@ -162,4 +165,101 @@ def _print(path: Path, data: bytes) -> None:
         click.echo(f"[rank {rank}] {line}")
 
 
-COMMANDS = (stacks, logs)
+# ---------------------------------------------------------------------- top
+
+
+@click.command(cls=RunCommand)
+@click.argument("run")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@click.option("--once", is_flag=True, help="One look, and no more.")
+def top(run: str, every: float, once: bool) -> None:
+    """How fast the workers of a run are, and what they use: reports, collectives, processors, memory.
+
+    RUN is the name of a run on this machine (see `everstep ps`). Workers on other machines are left out. A
+    worker's figures are those of all processes that it has started. Ends with Ctrl+C, or with the run.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from everstep.driver.registry import live_runs
+    from everstep.observe import actions, usage
+
+    console = Console()
+    before = usage.look(actions.live_run(run).workers)
+    with Live(console=console, auto_refresh=False, transient=once) as screen:
+        try:
+            while (live := live_runs().get(run)) is not None:
+                time.sleep(every)
+                now = usage.look(live.workers)
+                table = _usage_table(usage.between(before, now), len(live.workers) - len(now))
+                before = now
+                if once or not console.is_terminal:
+                    console.print(table)
+                else:
+                    screen.update(table, refresh=True)
+                if once:
+                    return
+        except KeyboardInterrupt:
+            pass
+
+
+def _usage_table(rows: list[Usage], elsewhere: int) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, caption=_elsewhere(elsewhere), caption_justify="left")
+    for head in ("RANK", "SLICE", "HOST", "DOING"):
+        table.add_column(head, no_wrap=True)
+    for head in ("REPORTS", "REPORTS/S", "COLLECTIVES/S", "CPU", "MEMORY"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row.worker.rank),
+            row.worker.slice,
+            row.worker.host,
+            row.doing,
+            f"{row.reports:,}",
+            f"{row.reports_per_s:.1f}",
+            f"{row.collectives_per_s:.1f}",
+            f"{100 * row.processors:.0f} %",
+            f"{row.memory / 2**30:.2f} GiB",
+        )
+    return table
+
+
+def _elsewhere(workers: int) -> str | None:
+    from everstep.driver.display import count
+
+    return f"{count(workers, 'worker')} on other machines, or just gone" if workers else None
+
+
+# ---------------------------------------------------------------------- doctor
+
+
+@click.command(cls=RunCommand)
+@click.argument("storage", required=False)
+def doctor(storage: str | None) -> None:
+    """Look for what a run on this machine would stumble over, and say what to do about it.
+
+    With STORAGE, also whether a run can be kept there; that writes a small object, and removes it. The exit
+    code is 1 if something is bad.
+    """
+    from everstep.observe.checkup import Verdict, examine
+
+    found = []
+    for finding in examine(storage):
+        found.append(finding.verdict)
+        click.echo(f"{finding.verdict.value:4}  {finding.what:14}  {finding.seen}")
+        if finding.remedy:
+            click.echo(f"{'':22}→ {finding.remedy}")
+    if Verdict.BAD in found:
+        raise click.exceptions.Exit(1)
+
+
+COMMANDS = (stacks, logs, top, doctor)

@@ -48,11 +48,14 @@ class MetricRows:
         self._furthest = 0
         self._before: dict[int, int] = {}
         """How far the run was when each attempt began."""
+        self._from_memory: set[int] = set()
+        """Attempts that go on from snapshots: how far back those are, only the end of the recovery tells."""
         self._saved: dict[str, int] = {}
         """After how many reports each checkpoint was made."""
         self.count = 0
 
     def take(self, record: records.AnyRecord) -> None:
+        full = getattr(record, "rung", None) is not c.Rung.REPLACE_GROUPS
         match record:
             case records.Committed():
                 self._saved[record.folder] = self._bases.get(record.epoch, 0) + record.index
@@ -62,12 +65,13 @@ class MetricRows:
                 self._reported(record)
             case c.PhaseChanged() if record.epoch not in self._bases:
                 self._begin(record.epoch, max(self._saved.values(), default=0))
-            case c.GroupStarted() if record.rung is not c.Rung.REPLACE_GROUPS:
+            case c.GroupStarted() if full:
                 base = self._saved.get(record.checkpoint, 0) if record.checkpoint else 0
                 self._begin(record.epoch, self._furthest if record.from_memory else base)
-            case c.Recovered() if record.rung is not c.Rung.REPLACE_GROUPS and record.state_from:
-                before = self._before.get(record.epoch, 0)
-                self._bases[record.epoch] = max(0, before - record.steps_lost)
+                self._from_memory |= {record.epoch} if record.from_memory else set()
+            case c.Recovered() if full and record.epoch in self._from_memory:
+                self._bases[record.epoch] = max(0, self._before[record.epoch] - record.steps_lost)
+                self._from_memory.discard(record.epoch)
             case _:
                 pass
 

@@ -7,14 +7,18 @@ import time
 from typing import Any
 
 from everstep.driver.registry import LiveRun, live_runs
-from everstep.errors import EverstepError, NoRunError
+from everstep.errors import EverstepError, JournalFormatError, NoRunError
 from everstep.observe import actions
 from everstep.observe.page import as_json
 from everstep.observe.view import RunView
 from everstep.storage.store import Store, open_store
 
 LOOK_S = 0.5
-"""A journal is not looked at more often."""
+"""A journal in a folder is not looked at more often."""
+REMOTE_LOOK_S = 5.0
+"""One in a bucket: every look is a request or two, which somebody pays for."""
+_ENDED = 10
+"""So many times as long nobody looks whether a run that has ended goes on."""
 
 
 class Book:
@@ -24,7 +28,7 @@ class Book:
         self._run = run
         self._view = RunView(run)
         self._lock = threading.Lock()
-        self._looked = -LOOK_S
+        self._looked: float | None = None
         self._version = 0
         self._error: EverstepError | None = None
         self._made: tuple[object, bytes] = (None, b"")
@@ -75,14 +79,20 @@ class Book:
         return live
 
     def _look(self) -> None:
-        if time.monotonic() - self._looked < LOOK_S:
+        if isinstance(self._error, JournalFormatError):
+            return  # that doesn't pass
+        if self._looked is not None and time.monotonic() - self._looked < self._pause_s():
             return
         try:
             self._version += self._view.refresh()
             self._error = None
-        except EverstepError as error:  # storage may answer again, another version of the journal never will
+        except EverstepError as error:
             self._error = error
         self._looked = time.monotonic()
+
+    def _pause_s(self) -> float:
+        pause_s = LOOK_S if self._run.is_local else REMOTE_LOOK_S
+        return pause_s * (_ENDED if self._view.facts.history.outcome else 1)
 
     def _check(self) -> None:
         if self._error is not None:

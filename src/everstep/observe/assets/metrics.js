@@ -1,5 +1,6 @@
 // A curve for each metric, across restarts. What was done again later is dashed, and so isn't told by its colour alone.
-const WIDE = 300, HIGH = 150, PAD = { left: 44, right: 6, top: 8, bottom: 18 };
+const HIGH = 150, PAD = { left: 46, right: 6, top: 8, bottom: 18 };
+const short = (value) => (value && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e6) ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 
 class Metrics {
   constructor() {
@@ -33,22 +34,22 @@ class Metrics {
     const curve = figure.curve;
     if (figure.painted === curve) return;
     figure.painted = curve;
-    const xs = [], ys = [];
+    const xs = [], ys = [], wide = Math.max(160, figure.clientWidth - 24);
     for (const piece of curve.pieces) for (let i = 0; i < piece.x.length; i++) { xs.push(piece.x[i]); if (isNumber(piece.y[i])) ys.push(piece.y[i]); }
     const range = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
     let [left, right] = range(xs), [low, high] = ys.length ? range(ys) : [0, 1];
     if (right === left) right = left + 1;
     if (high === low) { high += Math.abs(high) * 0.05 || 0.5; low -= Math.abs(low) * 0.05 || 0.5; }
-    const px = (x) => PAD.left + (x - left) / (right - left) * (WIDE - PAD.left - PAD.right);
+    const px = (x) => PAD.left + (x - left) / (right - left) * (wide - PAD.left - PAD.right);
     const py = (y) => PAD.top + (1 - (y / 2 - low / 2) / (high / 2 - low / 2)) * (HIGH - PAD.top - PAD.bottom);
-    const svg = make("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    const svg = make("svg", { viewBox: `0 0 ${wide} ${HIGH}`, preserveAspectRatio: "none", "aria-hidden": "true" });
     for (const value of [low, high]) {
-      svg.append(make("line", { class: "grid", x1: PAD.left, x2: WIDE - PAD.right, y1: py(value), y2: py(value) }),
-        make("text", { x: PAD.left - 4, y: py(value) + 3, "text-anchor": "end" }, number(value)));
+      svg.append(make("line", { class: "grid", x1: PAD.left, x2: wide - PAD.right, y1: py(value), y2: py(value) }),
+        make("text", { x: PAD.left - 4, y: py(value) + 3, "text-anchor": "end" }, short(value)));
     }
-    svg.append(make("text", { x: PAD.left, y: HIGH - 4 }, `report ${number(left)}`), make("text", { x: WIDE - PAD.right, y: HIGH - 4, "text-anchor": "end" }, number(right)));
+    svg.append(make("text", { x: PAD.left, y: HIGH - 4 }, `report ${number(left)}`), make("text", { x: wide - PAD.right, y: HIGH - 4, "text-anchor": "end" }, number(right)));
     const attempts = new Set(), few = new Set(curve.pieces.map((piece) => piece.attempt)).size <= 25;
-    const ordered = [...curve.pieces].sort((a, b) => b.redone - a.redone);
+    const ordered = [...curve.pieces].sort((a, b) => a.redone - b.redone);
     for (const piece of ordered) {
       if (few && piece.attempt > 1 && !attempts.has(piece.attempt)) {
         attempts.add(piece.attempt);
@@ -72,8 +73,8 @@ class Metrics {
     svg.append(figure.cursor);
     figure.px = px;
     svg.addEventListener("mousemove", (event) => {
-      const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) / box.width * WIDE;
-      this.point(figure, left + (x - PAD.left) / (WIDE - PAD.left - PAD.right) * (right - left));
+      const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) / box.width * wide;
+      this.point(figure, left + (x - PAD.left) / (wide - PAD.left - PAD.right) * (right - left));
     });
     svg.addEventListener("mouseleave", () => this.rest(figure));
     figure.value = make("span");

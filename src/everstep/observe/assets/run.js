@@ -13,8 +13,8 @@ class RunPage {
     this.checkpoints = make("div");
     const part = (title, ...content) => make("section", { "aria-label": title }, make("h2", null, title), ...content);
     this.root = make("div", null, live, this.head,
-      part("Where the time went", this.ledger), part("Timeline", this.timeline.root), part("Incidents", this.incidents.root),
-      part("Metrics", this.metrics.note, this.metrics.root), part("Checkpoints", this.checkpoints));
+      part("Timeline", this.timeline.root), part("Incidents", this.incidents.root),
+      part("Metrics", this.metrics.note, this.metrics.root), part("Where the time went", this.ledger), part("Checkpoints", this.checkpoints));
   }
 
   update(run) {

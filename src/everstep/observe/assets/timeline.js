@@ -199,7 +199,9 @@ class Timeline {
   }
   marks(row) {
     if (!row.lane) return this.bySlice.get(row.slice) || [];
-    return [...(this.byRank.get(row.lane.rank) || []), ...(this.byHost.get(row.lane.host) || [])];
+    // A rank that moved has lanes in several places: an incident belongs to where it was when that was noticed.
+    const was = (at) => row.lane.spans.some(([since, until]) => since <= this.run.incidents[at].seen && (until === null || this.run.incidents[at].seen <= until));
+    return [...(this.byRank.get(row.lane.rank) || []), ...(this.byHost.get(row.lane.host) || [])].filter(was);
   }
 
   draw() {
@@ -341,7 +343,7 @@ class Timeline {
   }
 }
 
-const SHAPES = { failure: "failure", hang: "hang", notice: "notice", resize: "resize" };
+const SHAPES = { failure: "failure", hang: "a hang begins", notice: "notice", resize: "resize" };
 function shapeOf(kind) {
   return { hang: "hang", resize: "resize", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
 }

@@ -1,0 +1,108 @@
+"""What the workers of a live run on this machine do and use, as the kernel and their own counters tell it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.agent import kernel
+from everstep.agent.progress import Seen, page_of
+from everstep.driver.registry import LiveWorker
+
+_STATES = {"T": "stopped", "t": "traced", "D": "blocked in the kernel"}
+"""Of a process, those that say more than that it is there."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One worker at one instant."""
+
+    at: float
+    worker: LiveWorker
+    doing: str
+    """Its stage, or what keeps it from having one."""
+    reports: int
+    collectives: int
+    seconds: float
+    """Of processor, with all that it has started."""
+    memory: int
+    """Bytes resident, with all that it has started."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One worker between two instants."""
+
+    worker: LiveWorker
+    doing: str
+    reports: int
+    reports_per_s: float
+    collectives_per_s: float
+    processors: float
+    """How many it kept busy."""
+    memory: int
+
+
+def look(workers: Sequence[LiveWorker]) -> dict[int, Look]:
+    """By rank. Workers on other machines, and those that are gone, are left out."""
+    here = [worker for worker in workers if worker.alive]
+    used = kernel.used_by([worker.pid for worker in here])
+    found = {}
+    for worker in here:
+        seen = _seen(worker.pid)
+        family = used.get(worker.pid)
+        if seen is None or family is None:
+            continue
+        found[worker.rank] = Look(
+            time.monotonic(),
+            worker,
+            _STATES.get(kernel.state_of(worker.pid)) or seen.label or seen.stage.value,
+            seen.reports,
+            seen.collectives,
+            family.seconds,
+            sum(map(_resident, family.processes)),
+        )
+    return found
+
+
+def between(before: dict[int, Look], now: dict[int, Look]) -> list[Usage]:
+    """By rank. Of one that was started in between, nothing is known yet but what it is doing."""
+    found = []
+    for rank in sorted(now):
+        new = now[rank]
+        old = before.get(rank, new)
+        if old.worker.pid != new.worker.pid:
+            old = new
+        span = max(1e-9, new.at - old.at)
+        found.append(
+            Usage(
+                new.worker,
+                new.doing,
+                new.reports,
+                (new.reports - old.reports) / span,
+                (new.collectives - old.collectives) / span,
+                max(0.0, new.seconds - old.seconds) / span,
+                new.memory,
+            )
+        )
+    return found
+
+
+def _seen(pid: int) -> Seen | None:
+    page = page_of(pid)
+    if page is None:
+        return None
+    try:
+        return Seen(page)
+    finally:
+        page.close()
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0  # it has just ended
