@@ -47,6 +47,8 @@ class Invariants:
         self.drivers: Drivers | None = None
         self._places: dict[int, Assignment] = {}
         self._epoch = 0
+        self._begun_anew = 0
+        """The last attempt that did not begin with a snapshot: those before it have led nowhere."""
         self._starts: deque[float] = deque()
         self._reserves: deque[float] = deque()
         self._news: deque[float] = deque()
@@ -152,6 +154,8 @@ class Invariants:
         self._check_pace(now)
         newest = self.world.storage.restorable()
         whole = self.world.memory.newest_whole(places) if full else None
+        if whole is not None and whole.epoch < self._begun_anew:
+            whole = None
         # What storage has, or has had, needs no snapshot: it is let go for a newer state, and at a resize.
         ever = max(((ref.epoch, ref.index) for ref in self.world.storage.committed), default=None)
         self._require(
@@ -181,6 +185,8 @@ class Invariants:
             self._require(command.epoch > self._epoch, "epochs grow")
             self._require(all(g == 0 for _, g in command.generations), "an epoch begins with generation 0")
             self._epoch = command.epoch
+            if command.snapshot is None:
+                self._begun_anew = command.epoch
             self._places = {}
             self._failed_starts.clear()
             self._check_ranks(places)
