@@ -38,7 +38,9 @@ class Incidents {
 
   draw() {
     if (!this.run) return;
-    const top = Math.max(0, Math.floor(this.list.scrollTop / ROW) - 4), until = Math.min(this.found.length, top + Math.ceil(this.list.clientHeight / ROW) + 8);
+    // A list that has become shorter is scrolled back only with the next frame: rows are drawn for where it will be then.
+    const scrolled = Math.min(this.list.scrollTop, Math.max(0, this.found.length * ROW - this.list.clientHeight));
+    const top = Math.max(0, Math.floor(scrolled / ROW) - 4), until = Math.min(this.found.length, top + Math.ceil(this.list.clientHeight / ROW) + 8);
     const rows = [];
     for (let place = top; place < until; place++) {
       const at = this.found[place], incident = this.run.incidents[at];
