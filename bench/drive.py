@@ -71,20 +71,25 @@ def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, engine: str) -
     import everstep
     from everstep import CheckpointConfig, FailureConfig, MemoryConfig, RunConfig, ScalingConfig
     from everstep.control.deadlines import Deadlines
+    from everstep.jax import JaxTrainer
     from everstep.torch import TorchftConfig, TorchTrainer
 
+    framework = JaxTrainer if order["framework"] == "jax" else TorchTrainer
+    every_s = order["every_s"]
     more = {"torch_config": TorchftConfig({"min_replicas": 1}, backend="gloo")} if order["torchft"] else {}
-    trainer = (TorchTrainer if order["torch"] else everstep.Trainer)(
+    trainer = (framework if order["torch"] else everstep.Trainer)(
         loop,
         **more,
         train_loop_config=order["config"],
-        scaling_config=ScalingConfig(num_workers=_workers(order)),
+        scaling_config=ScalingConfig(num_workers=_workers(order), use_gpu=order["gpu"]),
         engine=engine,
         run_config=RunConfig(
             name="run",
             storage_path=str(folder / "storage"),
             failure_config=FailureConfig(max_failures=-1),
-            checkpoint_config=CheckpointConfig(num_to_keep=2, memory=MemoryConfig(every_s=0)),
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=2, memory=None if every_s is None else MemoryConfig(every_s=every_s)
+            ),
             # Kills come faster here than failures do in life: let each be the first after a healthy stretch.
             deadlines=Deadlines(healthy_s=0.0),
         ),

@@ -67,7 +67,7 @@ def kill_again_and_again(
         (drive.folder / "stop").touch()
         drive.outcome()
         if side == "everstep":
-            notes += _phases(drive.folder / "storage" / "run")
+            notes += phases_of(drive.folder / "storage" / "run")
     name = "Everstep" if side == "everstep" else "Ray Train"
     ranks = ", ".join(f"{rank} ({killed.count(rank)}×)" for rank in sorted(set(killed)))
     notes.append(
@@ -88,7 +88,7 @@ def all_stepped(drive: Drive, since: float, workers: int, when: str) -> dict[int
     return drive.wait_for(look, f"the first step of all ranks, {when}")
 
 
-def _phases(run: Path) -> list[str]:
+def phases_of(run: Path) -> list[str]:
     """Where the time went, by Everstep's own account of each recovery."""
     from everstep.control.commands import Recovered
     from everstep.driver import journal
@@ -101,4 +101,7 @@ def _phases(run: Path) -> list[str]:
     shown = ", ".join(
         f"{name.replace('_', ' ')} {value:.1f}" for name, value in medians.items() if value >= 0.05
     )
+    states = sorted({record.state_from.partition(",")[0] for record in found} - {""})
+    if states:
+        shown += f"; state from {' and '.join(states)}"
     return [f"Everstep: milliseconds by phase, medians: {shown}"] if shown else []

@@ -55,6 +55,9 @@ class Drive:
         nodes: Of a Ray cluster with room for the workers and no more; 0: this machine alone.
         elastic: Half of the workers are enough.
         torchft: Whether each is a replica group over torchft.
+        framework: ``torch`` or ``jax``, where ``torch`` is true.
+        gpu: Whether each has one.
+        every_s: Seconds between snapshots of the state; 0: one with every report; None: there are none.
     """
 
     def __init__(
@@ -67,6 +70,9 @@ class Drive:
         nodes: int = 0,
         elastic: bool = False,
         torchft: bool = False,
+        framework: str = "torch",
+        gpu: bool = False,
+        every_s: float | None = 0.0,
     ) -> None:
         self.side = side
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -83,6 +89,9 @@ class Drive:
             "nodes": nodes,
             "elastic": elastic,
             "torchft": torchft,
+            "framework": framework,
+            "gpu": gpu,
+            "every_s": every_s,
             "config": {**config, "folder": str(self.folder)},
         }
         with (self.folder / "driver.log").open("wb") as log:

@@ -205,14 +205,23 @@ class Session:
         taken = self._state.report(state, index, step, every=every, due=due, limit_s=self.spec.report_wait_s)
         self._index, self._metrics = index, raw
         restored, self._restored = self._restored, 0.0
-        copied = taken is not None and taken.remembered
-        copy_s = self._state.copy_s if copied else 0.0
-        report = words.Report(index, raw, None, due, restored, copied=copied, copy_s=copy_s)
+        keeper, copy_s = self._state.keeper, self._state.copy_s
+        remembered = taken is not None and taken.remembered
+        copying = remembered and keeper.is_copying
+        copied = remembered and not copying
+        report = words.Report(
+            index, raw, None, due, restored, copied=copied, copy_s=copy_s if copied else 0.0, copying=copying
+        )
         self._tell_refusal()
         if due and taken is not None:
             self._send_state(report, taken)
-        else:
-            self._link.send(framing.frame(report))
+            return
+        self._link.send(framing.frame(report))
+        if copying:  # in this order: what is restored has been reported
+            keeper.complete_later(lambda held_s, whole_s: self._tell_copied(index, copy_s + held_s, whole_s))
+
+    def _tell_copied(self, index: int, copy_s: float, whole_s: float) -> None:
+        self._link.send(framing.frame(words.Copied(index, copy_s, whole_s)))
 
     def _tell_refusal(self) -> None:
         """That there is no memory for snapshots, once."""
@@ -286,6 +295,7 @@ class Session:
             if taken is not None:
                 self._index += 1
                 self._send_state(words.Report(self._index, self._metrics, owed=True, silent=True), taken)
+            self._state.keeper.complete()
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
         self._uploads.raise_failed()

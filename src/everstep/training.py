@@ -44,8 +44,8 @@ def report(
     ``checkpoint_upload_fn``. What such a function raises there is raised by the next ``report``, or when the
     training function returns; what it has not uploaded yet is lost with its process.
 
-    With ``state`` (an ``everstep.torch.State``) and ``step``, the number of the step that is done, Everstep
-    decides when the state is written to storage. Every rank gives it.
+    With ``state`` (an ``everstep.torch.State`` or ``everstep.jax.State``) and ``step``, the number of the
+    step that is done, Everstep decides when the state is written to storage. Every rank gives it.
     """
     if validation:
         raise RefusedError(

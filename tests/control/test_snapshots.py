@@ -108,6 +108,23 @@ def test_a_rank_that_has_returned_takes_no_more() -> None:
     assert took(snapshots, 0, 1) == [((0,), None, At(1, 1))]
 
 
+def test_one_that_a_rank_is_still_copying_is_not_given_up() -> None:
+    snapshots = first(0, 1)
+    assert took(snapshots, 0, 1) == []
+    assert snapshots.reported(1, At(1, 1), [], 0.0, [At(1, 1)]) == []
+    assert snapshots.reported(1, At(1, 2), [], 0.0) == []
+    assert snapshots.kept is None
+    assert snapshots.reported(1, At(1, 2), [At(1, 1)], 0.0) == [((0, 1), At(1, 1), At(1, 1))]
+    assert snapshots.kept == At(1, 1)
+
+
+def test_what_a_rank_began_to_copy_and_never_had_is_given_up_when_it_returns() -> None:
+    snapshots = first(0, 1)
+    took(snapshots, 0, 1)
+    assert snapshots.reported(1, At(1, 1), [], 0.0, [At(1, 1)]) == []
+    assert snapshots.returned(1) == [((0,), None, At(1, 1))]
+
+
 class Rank:
     """Two slots, as a worker has them."""
 
@@ -115,6 +132,8 @@ class Rank:
         self.slots: list[At | None] = [None, None]
         self.kept: At | None = None
         self.open: At | None = None
+        self.late: At | None = None
+        """What it copies while it goes on."""
 
     def take(self, at: At) -> bool:
         """False: both slots are taken, and it has to wait."""
@@ -143,13 +162,21 @@ def test_at_every_instant_all_ranks_have_what_is_kept() -> None:
             else:
                 at = At(1, done[rank] + 1)
                 skips = rng.random() < 0.1
-                if not skips and not ranks[rank].take(at):
+                late, is_late = ranks[rank].late, not skips and rng.random() < 0.3
+                if late is None and not skips and not ranks[rank].take(at):
                     continue
-                done[rank] += 1
-                for verdict in snapshots.reported(rank, at, [] if skips else [at], 0.0):
+                if late is not None:  # it is whole now
+                    ranks[rank].late, at, copied, copying = None, At(1, done[rank]), [late], []
+                else:
+                    done[rank] += 1
+                    copied, copying = ([], [at]) if is_late else ([] if skips else [at], [])
+                    ranks[rank].late = at if is_late else None
+                for verdict in snapshots.reported(rank, at, copied, 0.0, copying):
                     for other in verdict.ranks:
                         told[other].append((verdict.kept, verdict.upto))
             if snapshots.kept is not None:
-                assert all(snapshots.kept in each.slots for each in ranks.values()), f"seed {seed}"
+                assert all(
+                    snapshots.kept in each.slots and snapshots.kept != each.late for each in ranks.values()
+                ), f"seed {seed}"
         assert snapshots.kept is not None
         assert snapshots.kept.report > 10, "ranks wait for each other"

@@ -95,3 +95,14 @@ def test_workers_of_an_earlier_driver_are_told_even_what_this_one_begins_with() 
     training.every = 50
     training.go_on(102)
     assert training.proposed == [1]
+
+
+def test_a_snapshot_that_is_taken_beside_training_is_whole_before_the_next_one() -> None:
+    training = Training(MemoryConfig(), step_s=0.1, copy_s=0.0)
+    for _ in range(20):
+        training.go_on(1)
+        training.cadence.copied(1, copy_s=0.001, whole_s=0.6)
+    assert training.every == 8
+    training.cadence.copied(1, copy_s=0.1, whole_s=0.6)
+    training.go_on(100)
+    assert training.every > 8, "what training waits is still at most two percent"

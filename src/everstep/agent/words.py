@@ -39,8 +39,21 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """Its host has a snapshot of this report in memory."""
     copy_s: float = 0.0
     """How long training waited for that."""
+    copying: bool = False
+    """The snapshot is being taken: ``Copied`` follows."""
     silent: bool = False
     """It has no metrics: it brings what is to be saved when the function has returned."""
+
+
+class Copied(FromWorkerMessage, frozen=True):
+    """Its host has a snapshot in memory, which was taken while training went on."""
+
+    index: int
+    """The report that it is of."""
+    copy_s: float
+    """How long training waited for it, all the same."""
+    whole_s: float
+    """How long it took."""
 
 
 class PartDone(FromWorkerMessage, frozen=True):
@@ -98,7 +111,9 @@ class Raised(FromWorkerMessage, frozen=True):
     """It would happen again every time."""
 
 
-AnyFromWorker = Hello | Joined | Report | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
+AnyFromWorker = (
+    Hello | Joined | Report | Copied | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
+)
 
 
 class ToWorker(msgspec.Struct, frozen=True, tag=True):

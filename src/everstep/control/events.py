@@ -198,6 +198,8 @@ class Reported(WorkerEvent, frozen=True, kw_only=True):
     """On the first report: how long this worker took to load its checkpoint."""
     copied: tuple[int, ...] = ()
     """Reports of which its host has a snapshot of this rank in memory."""
+    copying: tuple[int, ...] = ()
+    """Reports of which it is being copied there. A later event says that it has been."""
 
 
 class UploadFailed(WorkerEvent, frozen=True, kw_only=True):

@@ -58,6 +58,8 @@ class Snapshots:
         self._holders: dict[At, set[int]] = {}
         """Newer ones, which not every rank has."""
         self._upto: dict[int, At] = {}
+        self._copying: dict[int, At] = {}
+        """The last that each rank began to take, and went on training: it has it a while after its report."""
 
     def begin(self, members: Mapping[int, HostId]) -> At | None:
         """These ranks start. Returns what they can all restore from the memory of their own host."""
@@ -66,6 +68,7 @@ class Snapshots:
         self._members = dict(members)
         self._holders.clear()
         self._upto.clear()
+        self._copying.clear()
         return self.kept
 
     def adopt(self, members: Mapping[int, HostId], copies: Iterable[Copy]) -> list[Verdict]:
@@ -77,11 +80,17 @@ class Snapshots:
         whole = [at for at in self._holders if self._is_whole(at)]
         return [self._keep(max(whole), None)] if whole else []
 
-    def reported(self, rank: int, at: At, copied: Collection[At], now: float) -> list[Verdict]:
-        """A rank has come to a report, and has these snapshots of the reports up to it."""
+    def reported(
+        self, rank: int, at: At, copied: Collection[At], now: float, copying: Collection[At] = ()
+    ) -> list[Verdict]:
+        """A rank has come to a report, and has these snapshots of the reports up to it. ``copying``: it will
+        say later that it has these.
+        """
         if rank not in self._members:
             return []
         verdicts = []
+        if copying:
+            self._copying[rank] = max(copying)
         for copy in sorted(copied):
             if self.kept is None or copy > self.kept:
                 self._holders.setdefault(copy, set()).add(rank)
@@ -110,10 +119,15 @@ class Snapshots:
         """Of those that a rank has passed without taking one, there will never be all."""
         verdicts = []
         for at, holders in sorted(self._holders.items()):
-            if any(upto >= at and rank not in holders for rank, upto in self._upto.items()):
+            if any(self._has_missed(rank, at) for rank in self._upto):
                 del self._holders[at]
                 verdicts.append(Verdict(tuple(sorted(holders)), self.kept, at))
         return verdicts
+
+    def _has_missed(self, rank: int, at: At) -> bool:
+        passed = self._upto[rank] >= at and rank not in self._holders[at]
+        # One that has returned has finished all that it had begun.
+        return passed and (self._copying.get(rank) != at or self._upto[rank] == _NO_MORE)
 
     def host_lost(self, host: HostId) -> None:
         """Its memory is gone, and so is what it says late of what it had there."""

@@ -50,7 +50,9 @@ class WorkerEvents:
         snapshots = self._run.snapshots
         before = snapshots.kept
         copied = [At(event.epoch, index) for index in event.copied]
-        self._run.pass_on(snapshots.reported(event.rank, At(event.epoch, event.upto), copied, event.at))
+        copying = [At(event.epoch, index) for index in event.copying]
+        upto = At(event.epoch, event.upto)
+        self._run.pass_on(snapshots.reported(event.rank, upto, copied, event.at, copying))
         if snapshots.kept != before:
             self._recovery.progressed()
 

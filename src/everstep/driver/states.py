@@ -13,6 +13,10 @@ MAX_STALL = 0.02
 """Of the time: how long training may wait for snapshots, if nobody says how often they are to be taken."""
 _REPORTS = 32
 """How many of the last reports tell how fast training is."""
+_MARGIN = 1.25
+"""From one snapshot that is taken while training goes on to the next, in times of what one takes: who comes
+to the next before this one is whole has to wait.
+"""
 _CLOSE = 0.25
 """What differs by less from what is wanted stays as it is: a change holds all ranks up for a moment."""
 
@@ -64,6 +68,8 @@ class SnapshotCadence:
         self._say = say
         self._copies: dict[int, float] = {}
         """What a copy costs each rank."""
+        self._whole: dict[int, float] = {}
+        """How long one takes at each rank, if training goes on meanwhile."""
         self._pace: deque[tuple[float, int, bool]] = deque(maxlen=_REPORTS)
         """(time, index, whether it was copied) of one rank's last reports."""
         self._is_told = True
@@ -81,10 +87,15 @@ class SnapshotCadence:
         if not self.reports:
             return
         if copy_s:
-            before = self._copies.get(rank, copy_s)
-            self._copies[rank] = (before + copy_s) / 2
+            _note(self._copies, rank, copy_s)
         if rank == 0:
             self._pace.append((now, index, copy_s > 0))
+
+    def copied(self, rank: int, copy_s: float, whole_s: float) -> None:
+        """A snapshot is whole, which took so long, and of that training waited ``copy_s``."""
+        if self.reports:
+            _note(self._copies, rank, copy_s)
+            _note(self._whole, rank, whole_s)
 
     def refused(self, rank: int, reason: str) -> None:
         """A rank's host has no memory for it: what the others have is of no use to anybody."""
@@ -110,10 +121,17 @@ class SnapshotCadence:
         # A report is heard of after its copy: what the first one cost was before that.
         copies = sum(copied for _, _, copied in self._pace) - before
         step_s = max(1e-6, (ended - began - copies * copy_s) / max(1, last - first))
+        if self._every_s == 0:
+            return 1
+        fewest = max(1, math.ceil(_MARGIN * max(self._whole.values(), default=0.0) / step_s))
         if self._every_s is not None:
-            return max(1, round(self._every_s / step_s))
-        return max(1, math.ceil(copy_s * (1 / MAX_STALL - 1) / step_s))
+            return max(fewest, round(self._every_s / step_s))
+        return max(fewest, math.ceil(copy_s * (1 / MAX_STALL - 1) / step_s))
 
     def _change(self, reports: int) -> None:
         self.reports, self._is_told = reports, True
         self._propose(words.SnapshotEvery(reports))
+
+
+def _note(times: dict[int, float], rank: int, seconds: float) -> None:
+    times[rank] = (times.get(rank, seconds) + seconds) / 2

@@ -118,7 +118,7 @@ class Workers:
     def tell_adopted(self) -> None:
         """How far the workers of an earlier driver have come, which that one had dealt with."""
         for key, stream in self.streams.items():
-            self._tell_reports(key, stream, 0, [], [], [], 0.0)
+            self._tell_reports(key, stream, 0, [], [], [], [], 0.0)
 
     def stopping(self, command: c.StopWorkers) -> None:
         for rank in command.ranks:
@@ -209,6 +209,7 @@ class Workers:
         owed: list[int] = []
         parts: list[Part] = []
         copied: list[int] = []
+        copying: list[int] = []
         restore_s = 0.0
         for word in stream.feed(message.data):
             if isinstance(word, words.Report):
@@ -218,17 +219,23 @@ class Workers:
                     owed.append(word.index)
                 if word.copied:
                     copied.append(word.index)
+                if word.copying:
+                    copying.append(word.index)
                 self.cadence.reported(stream.assignment.rank, word.index, word.copy_s, self._clock.now())
                 self._add_row(key, stream, word)
                 continue
             if isinstance(word, words.PartDone):
                 parts += self._news(word.part)
                 continue
+            if isinstance(word, words.Copied):
+                copied.append(word.index)
+                self.cadence.copied(stream.assignment.rank, word.copy_s, word.whole_s)
+                continue
             # What came before must be known before what comes now: a return, a failure, a question.
-            self._tell_reports(key, stream, before, owed, parts, copied, restore_s)
-            before, owed, parts, copied = stream.upto, [], [], []
+            self._tell_reports(key, stream, before, owed, parts, copied, copying, restore_s)
+            before, owed, parts, copied, copying = stream.upto, [], [], [], []
             self._heard_word(key, stream, word)
-        self._tell_reports(key, stream, before, owed, parts, copied, restore_s)
+        self._tell_reports(key, stream, before, owed, parts, copied, copying, restore_s)
 
     def _news(self, part: Part | None) -> list[Part]:
         return [] if part is None or part.folder in self._history.checkpoints else [part]
@@ -253,9 +260,10 @@ class Workers:
         owed: list[int],
         parts: list[Part],
         copied: list[int],
+        copying: list[int],
         restore_s: float,
     ) -> None:
-        if stream.upto == before and not parts:
+        if stream.upto == before and not parts and not copied:
             return
         epoch, generation, rank = key
         self._observer.progress(rank, epoch, stream.upto, self.rows.newest(stream))
@@ -270,6 +278,7 @@ class Workers:
                 parts=tuple(parts),
                 restore_s=restore_s,
                 copied=tuple(copied),
+                copying=tuple(copying),
             )
         )
 
@@ -305,7 +314,7 @@ class Workers:
                 self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case words.Raised():
                 self._raised(key, stream, word)
-            case words.Report() | words.PartDone():
+            case words.Report() | words.Copied() | words.PartDone():
                 raise AssertionError("reports are merged before they come here")
             case _:
                 assert_never(word)
@@ -374,7 +383,7 @@ class Workers:
         if message.part is None:
             self._upload_failed(key, message.index, message.reason)
         else:
-            self._tell_reports(key, stream, stream.upto, [], self._news(message.part), [], 0.0)
+            self._tell_reports(key, stream, stream.upto, [], self._news(message.part), [], [], 0.0)
 
     def _upload_failed(self, key: Key, index: int, reason: str) -> None:
         epoch, generation, rank = key

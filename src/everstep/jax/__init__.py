@@ -1,4 +1,4 @@
-"""JAX on Everstep: ``JaxTrainer``.
+"""JAX on Everstep: ``JaxTrainer``, and ``State``.
 
 Names, arguments and meanings are those of ``ray.train.v2.jax``. JAX is imported on the workers only.
 """
@@ -6,7 +6,7 @@ Names, arguments and meanings are those of ``ray.train.v2.jax``. JAX is imported
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.backend.base import Backend
 from everstep.backend.jax import JaxBackend, JaxConfig
@@ -15,7 +15,10 @@ from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import unknown_argument
 from everstep.trainer import Trainer, TrainFunction
 
-__all__ = ["JaxConfig", "JaxTrainer"]
+if TYPE_CHECKING:
+    from everstep.jax.state import State
+
+__all__ = ["JaxConfig", "JaxTrainer", "State"]
 
 
 class JaxTrainer(Trainer):
@@ -84,3 +87,12 @@ class JaxTrainer(Trainer):
 
     def backend(self) -> Backend:
         return JaxBackend(self.jax_config)
+
+
+def __getattr__(name: str) -> Any:
+    """What needs JAX, which is imported when it is asked for."""
+    if name == "State":
+        from everstep.jax.state import State
+
+        return State
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from everstep.errors import DamagedCheckpointError, LostSnapshotError
+from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import Index, Layout, Shard, index_file, rank_of_index
-from everstep.snapshots.segments import Slot
+from everstep.snapshots.segments import Segment, Slot
 
 BLOCK = 1 << 20
 """Bytes that a checksum sums up into one number."""
@@ -28,8 +29,10 @@ class Content(Protocol):
         """This rank's tensors, by name."""
         ...
 
-    def copy_to(self, file: str, memory: mmap.mmap, starts: Mapping[str, int]) -> None:
-        """Write the tensors of this file to where they belong. They are as they are now when it returns."""
+    def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> Sequence[Copying]:
+        """Write the tensors of a file to where they belong in it, as they are now: they may be changed once
+        it returns. Returns what has still to get there.
+        """
         ...
 
     def sums(self, memory: mmap.mmap) -> bytes:

@@ -7,13 +7,16 @@ Neither is written over. Besides, a slot stays as it is while it is being writte
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from everstep.control.snapshots import At
 from everstep.errors import ConfigError
 from everstep.snapshots.content import Content, by_file, digest
+from everstep.snapshots.copying import Copying, UnderWay
 from everstep.snapshots.layout import Index, Layout, Shard
 from everstep.snapshots.segments import Slot
 from everstep.storage.checkpoints import Share
@@ -81,6 +84,8 @@ class Keeper:
         self._kept = kept
         self._open: At | None = None
         """The one that this rank has taken, and of which it isn't known what becomes of it."""
+        self._copying: UnderWay | None = None
+        """The one that was taken last, until it is whole."""
         self._undriven = False
         self._changed = threading.Condition()
         self._has_room = True
@@ -133,6 +138,7 @@ class Keeper:
 
     def forgo(self) -> None:
         """Keep no snapshot but what is being written to storage."""
+        self.complete()
         self._has_room = False
         with self._changed:
             self._kept = self._open = None
@@ -143,33 +149,59 @@ class Keeper:
     def take(
         self, content: Content, at: At, step: int, places: Mapping[str, Any], *, remember: bool
     ) -> Taken | None:
-        """Copy a state into a slot. ``remember``: only if it can stay there; else it is for ``store``, and
-        goes after that.
+        """Copy a state into a slot. What changes after this returns is not in the snapshot, which may not be
+        whole yet. ``remember``: only if it can stay there; else it is for ``store``, and goes after that.
         """
+        self.complete()
         self._check_shape(content.shards)
         number = self._free(remember)
         if number is None:
             return None
         slot = self._own()[number]
         slot.clear()
+        under_way: list[Copying] = []
         for name, layout in self._layouts.items():
-            memory = slot.files[name].map()
-            memory[: len(layout.header)] = layout.header
-            content.copy_to(name, memory, layout.starts)
+            segment = slot.files[name]
+            segment.map()[: len(layout.header)] = layout.header
+            under_way += content.copy_to(name, segment, layout.starts)
         index = Index(step, self._rank, self._world_size, content.tree, dict(content.shards), dict(places))
-        notes = index.encoded()
-        slot.finish(at, self._world_size, notes, digest(content.sums, slot, notes))
+        self._copying = UnderWay(under_way, partial(self._finish, slot, at, index, content.sums))
         if remember:
             with self._changed:
                 self._open = at
+        if not under_way:
+            self.complete()
         return Taken(number, at, remember)
 
+    def _finish(self, slot: Slot, at: At, index: Index, sums: Callable[[mmap.mmap], bytes]) -> None:
+        notes = index.encoded()
+        slot.finish(at, self._world_size, notes, digest(sums, slot, notes))
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the snapshot that was taken last isn't whole yet."""
+        return self._copying is not None
+
+    def complete(self) -> None:
+        """Wait until it is."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.complete()
+
+    def complete_later(self, tell: Callable[[float, float], None]) -> None:
+        """Have that done in the background, and ``tell`` called then: how many seconds training was held up,
+        and how many it took.
+        """
+        if self._copying is not None:
+            self._copying.complete_later(tell)
+
     def store(self, taken: Taken, share: Share, *, held: bool) -> None:
-        """Write it to storage, in the background."""
+        """Write it to storage, in the background. It has to be whole."""
         self._memory.store(taken.number, share, held=held)
 
     def has(self, taken: Taken) -> bool:
         """Whether its slot still holds it."""
+        self.complete()
         slot = self._own().get(taken.number)
         return slot is not None and slot.label is not None and slot.label.at == taken.at
 

@@ -96,6 +96,8 @@ class ReportedState:
             self._newest = self._take(state, at, number, remember=True)
         if due and self._newest is None:
             self._newest = self._take(state, at, number, remember=False)
+        if due:
+            self.keeper.complete()  # it is going to be written from memory
         self.copy_s = time.monotonic() - began
         return self._newest
 
@@ -114,7 +116,9 @@ class ReportedState:
         if self._newest is not None and self.keeper.has(self._newest):
             return self._newest
         state, step = self._latest
-        return self._take(state, At(self._epoch, index), step, remember=False)
+        taken = self._take(state, At(self._epoch, index), step, remember=False)
+        self.keeper.complete()
+        return taken
 
     def store(self, taken: Taken, share: Share, *, held: bool) -> None:
         """Write what was reported last to storage, in the background."""
@@ -126,7 +130,7 @@ def _checked(state: Restorable, step: int | None) -> int:
     if not callable(getattr(state, "capture", None)):
         raise ConfigError(
             f"report(state=…) got a {type(state).__qualname__}",
-            "give it an everstep.torch.State(model=…, optimizer=…)",
+            "give it an everstep.torch.State(model=…, optimizer=…) or an everstep.jax.State(params=…)",
             "report.state",
         )
     if step is None:

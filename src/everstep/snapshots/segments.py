@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ class Segment:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._map: mmap.mmap | None = None
+        self._before_unmapping: list[Callable[[], None]] = []
 
     @classmethod
     def create(cls, name: str, size: int = 0) -> Segment:
@@ -64,7 +65,13 @@ class Segment:
             self._map = mmap.mmap(self.fd, self.size)
         return self._map
 
+    def before_unmapping(self, release: Callable[[], None]) -> None:
+        """Have this called before the mapping goes: for a device that was told of it."""
+        self._before_unmapping.append(release)
+
     def unmap(self) -> None:
+        while self._before_unmapping:
+            self._before_unmapping.pop()()
         # Whoever still looks at the old mapping keeps it; it goes with the last of them.
         self._map = None
 

@@ -36,7 +36,7 @@ class Flattened:
         if isinstance(value, Counter):
             return {"$counter": self._pairs(value, path)}
         if isinstance(value, Mapping):
-            if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            if all(isinstance(key, str) and key[:1] != "$" for key in value):
                 return {key: self._encode(item, (*path, key)) for key, item in value.items()}
             return {"$dict": self._pairs(value, path)}
         if isinstance(value, (list, tuple)):

@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
+from everstep.parts import Parts, is_stateful
 from everstep.session import current
 from everstep.snapshots.content import BLOCK, Source
+from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (
     ITEM_BYTES,
     SHARED_FILE,
@@ -24,7 +26,9 @@ from everstep.snapshots.layout import (
     starts_in,
     tensors_file,
 )
+from everstep.snapshots.segments import Segment
 from everstep.snapshots.tree import Flattened, Path, rebuild
+from everstep.torch.copying import Copiers
 
 _DTYPES = {
     torch.float64: "F64",
@@ -45,13 +49,14 @@ _DTYPES = {
     torch.complex64: "C64",
 }
 _TORCH_TYPES = {name: dtype for dtype, name in _DTYPES.items()}
+_HOST = torch.device("cpu")
 _REMEDY = (
     "give an object with state_dict() and load_state_dict(), a tensor, a number, a string, or dicts and "
     "lists of these"
 )
 
 
-class State:
+class State(Parts):
     """All that training needs to go on from a step: ``State(model=model, optimizer=optimizer, epoch=0)``.
 
     Parts that have ``state_dict`` and ``load_state_dict`` are restored through these. Others are plain
@@ -61,23 +66,11 @@ class State:
     """
 
     def __init__(self, **parts: Any) -> None:
-        for name, part in parts.items():
-            if name.startswith("_") or hasattr(type(self), name):
-                raise ConfigError(f"State({name}=…): the name is taken", "use another one", f"State.{name}")
-            _check(name, part)
-        object.__setattr__(self, "_parts", dict(parts))
+        super().__init__(**parts)
+        object.__setattr__(self, "_copiers", Copiers())
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["_parts"][name]
-        except KeyError:
-            raise AttributeError(f"the state has no {name!r}: give it to State(…)") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._parts:
-            raise AttributeError(f"the state has no {name!r}: give it to State(…)")
-        _check(name, value)
-        self._parts[name] = value
+    def _check(self, name: str, part: Any) -> None:
+        _check(name, part)
 
     def restore(self) -> int:
         """Load the newest state of the run that is whole at all ranks. Returns its step; 0: there is none.
@@ -88,12 +81,7 @@ class State:
 
     def capture(self) -> Captured:
         """The state as it is now, for a session. Tensors are still those that are trained."""
-        return Captured(self._parts, current("report").context.get_world_rank())
-
-    def steps_done(self) -> int | None:
-        """As its stream counts them, for a session. None: it has no stream, or several."""
-        streams = [part for part in self._parts.values() if isinstance(part, Stream)]
-        return streams[0].step if len(streams) == 1 else None
+        return Captured(self._parts, current("report").context.get_world_rank(), self._copiers)
 
     def sums(self, memory: mmap.mmap) -> bytes:
         """For a session: what a digest is made of."""
@@ -101,15 +89,9 @@ class State:
 
     def load(self, source: Source, rank: int) -> None:
         """Take a saved state over, for a session."""
-        loading = _Loading(source, rank)
+        loading = _Loading(source, rank, self._copiers)
         index = loading.own
-        if set(index.tree) != set(self._parts):
-            raise ConfigError(
-                f"State.restore(): the state of step {index.step} has {_names(index.tree)}, and this one has "
-                f"{_names(self._parts)}",
-                "make the State of the same parts as before, or start a run with another name",
-                "State",
-            )
+        self._check_same(index)
         templates = {name: _template(part) for name, part in self._parts.items()}
 
         def tensor(name: str, path: Path) -> torch.Tensor:
@@ -121,10 +103,11 @@ class State:
             if isinstance(part, Stream):
                 # Each rank saved the lanes that it read, and these may be other ranks' now.
                 part.load_state_dict([source.index(saved).tree[name] for saved in source.ranks])
-            elif _is_stateful(part):
+            elif is_stateful(part):
                 _wrapped_alike(part, value).load_state_dict(value)
             else:
                 self._parts[name] = value
+        self._copiers.all_is_back()
 
 
 def _wrapped_alike(part: Any, saved: Mapping[str, Any]) -> Any:
@@ -153,22 +136,22 @@ class _InAWrapper:
 class Captured:
     """A state's tree, and its tensors."""
 
-    def __init__(self, parts: Mapping[str, Any], rank: int) -> None:
-        values = {name: part.state_dict() if _is_stateful(part) else part for name, part in parts.items()}
+    def __init__(self, parts: Mapping[str, Any], rank: int, copiers: Copiers) -> None:
+        self._copiers = copiers
+        values = {name: part.state_dict() if is_stateful(part) else part for name, part in parts.items()}
         flat = Flattened(values, lambda value: isinstance(value, torch.Tensor))
         shared = tuple(f"{name}/" for name in _replicated(parts))
+        own = tensors_file(rank)
         self.tree = flat.tree
         self.shards: dict[str, Shard] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         for name, tensor in flat.tensors.items():
-            file = SHARED_FILE if name.startswith(shared) and shared else tensors_file(rank)
-            self.shards[name], self._tensors[name] = _described(name, tensor.detach(), file)
+            file = SHARED_FILE if shared and name.startswith(shared) else own
+            tensor = tensor.detach() if tensor.requires_grad else tensor
+            self.shards[name], self._tensors[name] = _described(name, tensor, file)
 
-    def copy_to(self, file: str, memory: mmap.mmap, starts: Mapping[str, int]) -> None:
-        for name, start in starts.items():
-            shard = self.shards[name]
-            if shard.size:
-                _view(memory, start, shard).copy_(self._tensors[name])
+    def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> list[Copying]:
+        return self._copiers.copy(self._tensors, file, segment, starts)
 
     def sums(self, memory: mmap.mmap) -> bytes:
         return sums(memory)
@@ -189,8 +172,9 @@ def sums(memory: mmap.mmap) -> bytes:
 class _Loading:
     """Tensors out of a source, as one rank needs them."""
 
-    def __init__(self, source: Source, rank: int) -> None:
+    def __init__(self, source: Source, rank: int, copiers: Copiers) -> None:
         self._source = source
+        self._copiers = copiers
         # A rank that was not there before takes what another one has.
         self._rank = rank % source.world_size
         self.own = source.index(self._rank)
@@ -203,21 +187,20 @@ class _Loading:
             like = None  # nothing that is known says how it is divided
         if like is None or not _is_divided(like):
             whole = saved.global_shape
-            local = self._assembled(name, Shard(saved.dtype, whole, whole, (0,) * len(whole)), copy)
-            return local.to(like.device) if copy and like is not None else local
+            device = _HOST if like is None else like.device
+            return self._assembled(name, Shard(saved.dtype, whole, whole, (0,) * len(whole)), device, copy)
         shard, _ = _described(name, like.detach(), "")
         wanted = Shard(saved.dtype, shard.shape, shard.global_shape, shard.offset)
-        local = self._assembled(name, wanted, copy).to(like.device)
+        local = self._assembled(name, wanted, like.device, copy)
         from torch.distributed.tensor import DTensor
 
         where = (like.device_mesh, like.placements)
         return DTensor.from_local(local, *where, shape=like.shape, stride=like.stride())
 
-    def _assembled(self, name: str, wanted: Shard, copy: bool) -> torch.Tensor:
+    def _assembled(self, name: str, wanted: Shard, device: torch.device, copy: bool) -> torch.Tensor:
         saved = self.own.tensors[name]
         if (wanted.offset, wanted.shape) == (saved.offset, saved.shape):
-            view = self._look(name, saved)
-            return view.clone() if copy else view
+            return self._copiers.bring_back(self._look(name, saved), device, copy=copy)
         parts: dict[tuple[int, ...], Shard] = {}
         for rank in range(self._source.world_size):
             part = self._source.index(rank).tensors.get(name)
@@ -234,7 +217,7 @@ class _Loading:
             shared = overlap(wanted, part)
             if shared is not None and part.size:
                 found[shared[0]] = self._look(name, part)[shared[1]]
-        return found
+        return found.to(device)
 
     def _look(self, name: str, shard: Shard) -> torch.Tensor:
         if not shard.size:
@@ -246,7 +229,7 @@ class _Loading:
 
 
 def _check(name: str, part: Any) -> None:
-    if _is_stateful(part):
+    if is_stateful(part):
         return
     missing = [method for method in ("state_dict", "load_state_dict") if not hasattr(part, method)]
     if len(missing) == 1:
@@ -263,14 +246,6 @@ def _check(name: str, part: Any) -> None:
             _REMEDY,
             f"State.{name}",
         ) from None
-
-
-def _is_stateful(part: Any) -> bool:
-    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
-
-
-def _names(parts: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(parts)) or "no parts"
 
 
 def _replicated(parts: Mapping[str, Any]) -> list[str]:
@@ -336,8 +311,6 @@ def _template(part: Any) -> Callable[[Path], torch.Tensor | None]:
             return parameters[path[1]]
 
         return of_parameter
-    if not _is_stateful(part):
-        return lambda path: None
     now = {}
 
     def note(value: Any, path: Path) -> None:
@@ -350,7 +323,7 @@ def _template(part: Any) -> Callable[[Path], torch.Tensor | None]:
             for place, item in enumerate(value):
                 note(item, (*path, place))
 
-    note(part.state_dict(), ())
+    note(part.state_dict() if is_stateful(part) else part, ())
     return now.get
 
 

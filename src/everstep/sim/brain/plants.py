@@ -168,9 +168,11 @@ def _sparse_ranks(placement: Placement, group_size: int | None, wanted: int) -> 
     return tuple(msgspec.structs.replace(a, rank=a.rank + first[a.slice] - lowest) for a in dense)
 
 
-def _keep_own(self: Snapshots, rank: int, at: At, copied: Collection[At], now: float) -> list[Verdict]:
+def _keep_own(
+    self: Snapshots, rank: int, at: At, copied: Collection[At], now: float, copying: Collection[At] = ()
+) -> list[Verdict]:
     """Each rank keeps its own newest, and writes over the one before: others may not have the newest yet."""
-    found = _reported(self, rank, at, copied, now)
+    found = _reported(self, rank, at, copied, now, copying)
     return found or [Verdict((rank,), newest, newest) for newest in copied]
 
 
