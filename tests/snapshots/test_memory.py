@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,9 +41,12 @@ def recoveries(world: World) -> list[Recovered]:
 
 def segments(pid: int) -> list[str]:
     """Descriptors of snapshots that a process holds."""
-    folder = Path(f"/proc/{pid}/fd")
-    links = [(fd, os.readlink(fd)) for fd in folder.iterdir() if fd.exists() or fd.is_symlink()]
-    return [str(fd) for fd, link in links if "memfd:everstep-" in link]
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed just now
+            if "memfd:everstep-" in os.readlink(fd):
+                found.append(str(fd))
+    return found
 
 
 def newest_snapshot() -> int:
@@ -50,10 +54,11 @@ def newest_snapshot() -> int:
     found = []
     for agent in agents():
         for path in segments(agent):
-            if "notes" in os.readlink(path):
-                slot = Slot(Segment(os.open(path, os.O_RDWR)), {})
-                found += [slot.label.index] if slot.label is not None else []
-                slot.close()
+            with suppress(FileNotFoundError):
+                if "notes" in os.readlink(path):
+                    slot = Slot(Segment(os.open(path, os.O_RDWR)), {})
+                    found += [slot.label.index] if slot.label is not None else []
+                    slot.close()
     return max(found)
 
 

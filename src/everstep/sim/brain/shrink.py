@@ -1,4 +1,4 @@
-"""From a schedule that fails to the shortest one that still does, for a person to read."""
+"""From a schedule that fails to one with as few faults as still make it fail, for a person to read."""
 
 from __future__ import annotations
 
