@@ -125,7 +125,7 @@ def test_kill_wants_exactly_one_target(options):
 
 def test_ps_lists_the_run_and_its_workers(run: Run):
     lines = everstep_cli("ps").output.splitlines()
-    assert lines[0].split()[:5] == ["first", "driver", str(run.process.pid), "epoch", "1"]
+    assert lines[0].split()[:5] == ["first", "driver", str(run.process.pid), "attempt", "1"]
     assert [line.split()[:4] for line in lines[1:]] == [
         ["rank", str(w.rank), "pid", str(w.pid)] for w in sorted(run.live.workers, key=lambda w: w.rank)
     ]

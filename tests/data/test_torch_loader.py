@@ -225,12 +225,12 @@ def test_a_process_that_dies_with_batches_on_their_way_is_named(tmp_path):
     """A tensor of a dead process can't be had any more, although its message has arrived."""
     note = tmp_path / "process"
     stream = Stream(Noting(note), global_batch=4, micro_batch=1, shuffle=False)
+    steps = iter(stream.loader(num_workers=1, prefetch_factor=5))
+    micros = iter(next(steps))
+    next(micros)
     # Else torch raises an error of its own out of the signal, wherever the training loop is.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        steps = iter(stream.loader(num_workers=1, prefetch_factor=5))
-        micros = iter(next(steps))
-        next(micros)
         wait_for(note.exists, "the fifth sample")
         process = int(note.read_text())
         kill(process)
@@ -239,7 +239,7 @@ def test_a_process_that_dies_with_batches_on_their_way_is_named(tmp_path):
         del steps, micros
         gc.collect()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        signal.signal(signal.SIGCHLD, of_torch)
     assert said.startswith("LoaderDiedError: A process of the loader died")
     assert stream.step == 0
 

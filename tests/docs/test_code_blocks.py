@@ -18,7 +18,7 @@ from processes import LIMIT_S
 from .pages import PAGES, ROOT, Block, blocks, blocks_in
 from .running import SEPARATELY
 
-ELSEWHERE = {".", "cd", "docker", "git", "helm", "jq", "kubectl", "kill", "py-spy", "ray", "torchrun"}
+ELSEWHERE = {".", "cd", "docker", "git", "helm", "jq", "kubectl", "kill", "py-spy", "ray", "ssh", "torchrun"}
 """Commands that are not ours."""
 
 

@@ -71,7 +71,7 @@ def test_none_is_kept_where_one_is_gone() -> None:
 
 def test_none_is_kept_of_an_epoch_after_which_another_was_begun() -> None:
     left = left_behind(3, 4)
-    assert "are of an epoch that was over" in left.give_up_broken(SLICES)
+    assert "are of an attempt that was over" in left.give_up_broken(SLICES)
     assert left.kept_hosts() == set()
     assert left.broken() == {("a", 0): [0], ("b", 0): [1]}, "and they are ended"
 

@@ -73,6 +73,14 @@ def test_what_is_found_is_shrunk_to_something_that_still_fails() -> None:
     assert "StartWorkers" in short.story.text()
 
 
+@pytest.mark.parametrize("seed", [249329096, 168978675, 896161383, 896163139])
+def test_a_schedule_that_failed_once_holds(seed: int) -> None:
+    """A group missing alone; snapshots of an attempt that led nowhere; a look at workers that have no place;
+    reports of workers that were given up at a take-over.
+    """
+    assert not try_seeds(seed, 1).found
+
+
 def _finding(seed: int) -> ScheduleFailed | None:
     try:
         run_seed(seed)

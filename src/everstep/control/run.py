@@ -106,9 +106,13 @@ class Run:
         return self.groups.get(self._group_of.get(rank, -1))
 
     def current(self, event: WorkerEvent) -> Group | None:
-        """The group that this event is about, if it is about its present incarnation."""
+        """The group that this event is about, if it is about its present incarnation. One without a place has
+        none: who speaks for it was given up by an earlier driver.
+        """
         group = self.group_of(event.rank) if event.epoch == self.epoch else None
-        return group if group is not None and group.generation == event.generation else None
+        if group is None or group.nowhere or group.generation != event.generation:
+            return None
+        return group
 
     def settle(self, group: Group, settled: Settled) -> None:
         """Commit what is complete, throw away what never will be."""

@@ -73,7 +73,7 @@ class HangWatch:
 
     def _trains(self, group: Group) -> bool:
         restarting = any(group.number in restart.groups for restart in self._run.restarts)
-        return self._run.phase is Phase.RUNNING and not restarting
+        return self._run.phase is Phase.RUNNING and not restarting and not group.nowhere
 
     def _incarnation(self, group: Group) -> Incarnation:
         return self._run.epoch, group.number, group.generation
