@@ -70,6 +70,7 @@ def test_what_is_found_is_shrunk_to_something_that_still_fails() -> None:
         short = shrink(finding)
     assert short.what == "9: ranks are dense"
     assert len(short.scenario.strikes) <= len(finding.scenario.strikes)
+    assert len(short.story.lines) <= len(finding.story.lines)
     assert "StartWorkers" in short.story.text()
 
 

@@ -1,4 +1,4 @@
-"""From a schedule that fails to one with as few faults as still make it fail, for a person to read."""
+"""From a schedule that fails to a shorter one that still does, for a person to read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ MOST_TRIES = 500
 
 
 def shrink(finding: ScheduleFailed) -> ScheduleFailed:
-    """Leave out one thing after the other for as long as the same kind of thing goes wrong."""
+    """Leave out one thing after the other for as long as the same kind of thing goes wrong, and there is not
+    more to read of it for that.
+    """
     best = finding
     tries = 0
     improved = True
@@ -40,7 +42,9 @@ def shrink(finding: ScheduleFailed) -> ScheduleFailed:
             if tries > MOST_TRIES:
                 return best
             found = _try(smaller)
-            if found is not None and kind(found.what) == kind(best.what):
+            if found is None or len(found.story.lines) > len(best.story.lines):
+                continue
+            if kind(found.what) == kind(best.what):
                 best, improved = found, True
                 break
     return best
