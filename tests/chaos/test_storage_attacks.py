@@ -15,6 +15,7 @@ import pytest
 
 from everstep.driver import journal
 from everstep.driver.history import read_history
+from everstep.storage.asynchronous import ImmediateStore, complete
 from processes import LIMIT_S, wait_for
 from storage import blocking
 from storage.faults import Fault, FaultyProxy
@@ -209,8 +210,12 @@ def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Rando
     kill_everything()
     driver.wait()
     whole = [f for f in blocking.list_folders(attacked.run) if blocking.read_manifest(attacked.run, f)]
-    victim = rng.choice(sorted(Path(attacked.run.address(journal.FOLDER)).iterdir()))
-    last = journal.key_of(max(numbers(attacked.run)))
+    folder = attacked.run.child(journal.FOLDER)
+    scan = complete(journal.scan_journal(ImmediateStore(folder)))
+    # What a compaction left behind when it was cut off doesn't count, and may be missing.
+    counts = [*scan.archives, *map(journal.key_of, range(scan.first, scan.next))]
+    victim = Path(folder.address(rng.choice(counts)))
+    last = counts[-1]
     if how == "flipped bit":
         data = bytearray(victim.read_bytes())
         data[rng.randrange(len(data))] ^= 4
@@ -221,6 +226,7 @@ def test_a_damaged_journal_costs_no_checkpoint(tmp_path: Path, rng: random.Rando
     attacked.enough()
     assert attacked.start().wait(LIMIT_S) == 0, attacked.log()
     if how == "flipped bit" or victim.name != last:  # of the very last, nobody can know that it was there
-        assert victim.name in attacked.log(), "the damage is named"
+        # If the archive that takes its place is there already, it is that which nothing names.
+        assert victim.name in attacked.log() or "is named by no record" in attacked.log()
     assert {*whole} <= {*read_history(attacked.run).checkpoints}
     assert min(step for _, step in attacked.restored()[-2:]) >= newest

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -447,6 +448,57 @@ def test_damage_is_named_and_costs_no_more_than_what_it_hit(
     assert {f"c1-{n}" for n in unhurt} <= left
     assert found.next == (16 if compacted else 12)
     assert take(run).number == found.next
+
+
+class CutOffError(Exception):
+    pass
+
+
+class CutOffStore(ImmediateStore):
+    """After so many objects that were made or deleted, nothing more happens."""
+
+    def __init__(self, store: Store, after: int) -> None:
+        super().__init__(store)
+        self._left = after
+
+    async def create(self, key: str, data: bytes) -> bool:
+        self._count()
+        return await super().create(key, data)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._count()
+            await super().delete([key])
+
+    def _count(self) -> None:
+        if not self._left:
+            raise CutOffError
+        self._left -= 1
+
+
+def test_wherever_a_compaction_is_cut_off_damage_is_seen_and_what_is_lost_is_named(tmp_path: Path) -> None:
+    for cut in range(30):
+        folder = tmp_path / str(cut) / "run"
+        run = open_store(str(folder))
+        log = take(run).journal
+        store = CutOffStore(run.child(journal.FOLDER), cut)
+        log._store = store
+        with contextlib.suppress(CutOffError):
+            for n in range(4):
+                write(log, 5, first=5 * n + 1)
+                compact(log)
+        whole, listed, before = rows(run), {*os.listdir(folder / "journal")}, scan(run)
+        assert before.is_whole
+        counts = {*before.archives, *map(journal.key_of, range(before.first, before.next))}
+        assert counts <= listed
+        for name in listed - {journal.key_of(before.next - 1)}:  # of the last, nobody can know that it was there
+            data = (folder / "journal" / name).read_bytes()
+            (folder / "journal" / name).unlink()
+            found, is_named = rows(run), any(name in damage for damage in scan(run).damage)
+            assert scan(run).is_whole == (name not in counts), (cut, name)
+            # What an archive has already, although no record names it yet, is not lost.
+            assert found == whole or is_named, (cut, name)
+            (folder / "journal" / name).write_bytes(data)
 
 
 @pytest.mark.parametrize("how", [corrupt, Path.unlink])
