@@ -230,7 +230,6 @@ REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
 VALUES: dict[str, object] = {  # where not just any object gets as far as the refusal
     "relax_collectives_on_preemption": True,
     "preemption_grace_s": 30.0,
-    "validation": True,
 }
 ALONGSIDE: dict[str, dict[str, object]] = {}
 

@@ -113,7 +113,6 @@ def test_a_bad_argument_is_answered_with_its_name_and_a_remedy(arguments, hint):
     "argument",
     [
         "dataset_config",
-        "validation_config",
         "metadata",
         "resume_from_checkpoint",
         "restore_from_checkpoint",

@@ -67,9 +67,6 @@ if TYPE_CHECKING:
         BackendConfig as BackendConfig,
         DataConfig as DataConfig,
         SyncConfig as SyncConfig,
-        ValidationConfig as ValidationConfig,
-        ValidationFn as ValidationFn,
-        ValidationTaskConfig as ValidationTaskConfig,
     )
     from everstep.trainer import (
         Trainer as Trainer,
@@ -83,6 +80,11 @@ if TYPE_CHECKING:
         pause as pause,
         report as report,
         should_checkpoint as should_checkpoint,
+    )
+    from everstep.validation import (
+        ValidationConfig as ValidationConfig,
+        ValidationFn as ValidationFn,
+        ValidationTaskConfig as ValidationTaskConfig,
     )
 
     from . import collective as collective
@@ -130,10 +132,8 @@ _HOMES = {
         "BackendConfig",
         "DataConfig",
         "SyncConfig",
-        "ValidationConfig",
-        "ValidationFn",
-        "ValidationTaskConfig",
     ),
+    "validation": ("ValidationConfig", "ValidationFn", "ValidationTaskConfig"),
     "training": (
         "get_all_reported_checkpoints",
         "get_checkpoint",

@@ -225,39 +225,39 @@ class CheckpointUploadMode(Enum):
 
 
 class CheckpointConsistencyMode(Enum):
-    """What ``get_all_reported_checkpoints`` waits for. Without validation, both wait for the commit."""
+    """What ``get_all_reported_checkpoints`` waits for. Without validations, both wait for the commit."""
 
     COMMITTED = "COMMITTED"
     """Wait for the commit."""
     VALIDATED = "VALIDATED"
-    """The same here."""
+    """Wait for the commit, and until no validation is to come."""
 
 
 class ReportedCheckpointStatus(Enum):
-    """Where a reported checkpoint stands. Without validation, ``COMMITTED`` is the only one met."""
+    """Where a reported checkpoint stands."""
 
     COMMITTED = "COMMITTED"
-    """It exists, and is whole."""
+    """It exists, is whole, and nobody has asked for a validation."""
     PENDING_VALIDATION = "PENDING_VALIDATION"
-    """Ray Train's; never seen here."""
+    """It exists, and its validation is to come. Until then it is kept."""
     VALIDATED = "VALIDATED"
-    """Ray Train's; never seen here."""
+    """Its metrics have what the validation has found."""
     VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
-    """Ray Train's; never seen here."""
+    """The validation took longer than ``ValidationTaskConfig.timeout_s``."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
-    """Ray Train's; never seen here."""
+    """The validation raised something, or its process died three times."""
 
 
 @dataclass(frozen=True)
 class ReportedCheckpoint:
-    """A committed checkpoint and the metrics that rank 0 reported with it."""
+    """A committed checkpoint, and what is known of it."""
 
     checkpoint: Checkpoint
     """The checkpoint itself."""
     metrics: dict[str, Any]
-    """What rank 0 reported with it."""
+    """What rank 0 reported with it, and what its validation has found."""
     status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
-    """Always ``COMMITTED``: there are no validation tasks."""
+    """Whether it is validated."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ __all__ = [
     "prepare_trainer",
 ]
 
+Validation = bool | everstep.ValidationTaskConfig
+
 CHECKPOINT_NAME = "checkpoint.ckpt"
 """Lightning's own file in a checkpoint of the run."""
 
@@ -107,7 +109,7 @@ def prepare_trainer(trainer: pl.Trainer) -> pl.Trainer:
     return trainer
 
 
-def _save(trainer: pl.Trainer, mode: CheckpointUploadMode) -> None:
+def _save(trainer: pl.Trainer, mode: CheckpointUploadMode, validation: Validation = False) -> None:
     """Every rank takes part: Lightning writes one file for all of them, or a folder of shards; the states of
     random generators are each rank's own.
     """
@@ -120,6 +122,7 @@ def _save(trainer: pl.Trainer, mode: CheckpointUploadMode) -> None:
         checkpoint=everstep.Checkpoint(folder),
         checkpoint_upload_mode=mode,
         delete_local_checkpoint_after_upload=True,
+        validation=validation,
     )
 
 
@@ -140,24 +143,24 @@ def _set_random_states(states: dict[str, Any]) -> None:
 
 
 class RayTrainReportCallback(pl.Callback):  # type: ignore[misc]
-    """Saves and reports at the end of every pass."""
+    """Saves and reports at the end of every pass.
+
+    Args:
+        checkpoint_upload_mode: As for ``everstep.report``.
+        validation: As for ``everstep.report``: each checkpoint is validated beside training.
+    """
 
     CHECKPOINT_NAME = CHECKPOINT_NAME
     """Lightning's own file in a checkpoint."""
 
     def __init__(
-        self, checkpoint_upload_mode: CheckpointUploadMode | None = None, validation: bool = False
+        self, checkpoint_upload_mode: CheckpointUploadMode | None = None, validation: Validation = False
     ) -> None:
-        if validation:
-            raise ConfigError(
-                "RayTrainReportCallback(validation=True) is refused: there are no validation tasks.",
-                "Validate in the training function, or in a run of its own that reads the checkpoints.",
-                "RayTrainReportCallback.validation",
-            )
         self._mode = checkpoint_upload_mode or CheckpointUploadMode.SYNC
+        self._validation = validation
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _save(trainer, self._mode)
+        _save(trainer, self._mode, self._validation)
 
 
 class ReportCallback(pl.Callback):  # type: ignore[misc]

@@ -21,10 +21,6 @@ _DATA = (
     "Leave it out: every data set in Trainer(datasets=…) is divided among the workers. Prepare data before "
     "it is handed over, or in the training function"
 )
-_VALIDATION = (
-    "Everstep runs no validation tasks. Validate in the training function, or start a job of your own from "
-    "UserCallback.after_report, which gets every committed checkpoint"
-)
 _RESUME = (
     "The same RunConfig(storage_path=…, name=…) resumes by itself. To start from another run's "
     "checkpoint, put it into train_loop_config: train_loop_config={'checkpoint': Checkpoint(path)}"
@@ -78,7 +74,6 @@ REFUSED_ARGUMENTS: Mapping[str, Mapping[str, Refusal]] = {
     "LoggingConfig": {},
     "Trainer": {
         "dataset_config": Refusal(_DATA),
-        "validation_config": Refusal(_VALIDATION),
         "metadata": Refusal(
             "Put it into train_loop_config, or next to the weights with Checkpoint.set_metadata(…)"
         ),
@@ -188,24 +183,6 @@ class SyncConfig(_RefusedClass):
     """Ray Tune's; refused."""
 
     _remedy = f"{_TUNE}: report(checkpoint=…) uploads by itself"
-
-
-class ValidationConfig(_RefusedClass):
-    """Ray Train's validation tasks; refused."""
-
-    _remedy = _VALIDATION
-
-
-class ValidationTaskConfig(_RefusedClass):
-    """Ray Train's validation tasks; refused."""
-
-    _remedy = _VALIDATION
-
-
-class ValidationFn(_RefusedClass):
-    """Ray Train's validation tasks; refused."""
-
-    _remedy = _VALIDATION
 
 
 class BackendConfig(_RefusedClass):

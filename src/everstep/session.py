@@ -25,11 +25,12 @@ from everstep.checkpoint import (
     Checkpoint,
     CheckpointUploadMode,
     ReportedCheckpoint,
+    ReportedCheckpointStatus,
 )
 from everstep.context import TrainContext
 from everstep.control.vitals import Stage
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
-from everstep.errors import ConfigError, StorageError
+from everstep.errors import StorageError
 from everstep.metrics import NO_METRICS, encode_metrics, too_large
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.keeper import HostMemory, Taken
@@ -39,7 +40,7 @@ from everstep.snapshots.writing import OwnMemory
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
-from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads
+from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads, local_folder
 
 if TYPE_CHECKING:
     from everstep.control.reports import Part
@@ -111,12 +112,15 @@ class Session:
         mode: CheckpointUploadMode,
         delete_local: bool | None,
         upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
+        validation: bytes = b"",
         state: Restorable | None = None,
         step: int | None = None,
     ) -> None:
         saves = checkpoint is not None or state is not None
         with self.progress.during(Stage.CHECKPOINT) if saves else nullcontext():
-            self._report(metrics, checkpoint, dir_name, mode, delete_local, upload_fn, state, step)
+            self._report(
+                metrics, checkpoint, dir_name, mode, delete_local, upload_fn, validation, state, step
+            )
         self.progress.reported()
 
     def _report(
@@ -127,6 +131,7 @@ class Session:
         mode: CheckpointUploadMode,
         delete_local: bool | None,
         upload_fn: Callable[[Checkpoint, str], Checkpoint] | None,
+        validation: bytes,
         state: Restorable | None,
         step: int | None,
     ) -> None:
@@ -162,7 +167,7 @@ class Session:
             # Told before it is called: nobody else knows how long the function will take, or that it hangs.
             self._link.send(framing.frame(words.Report(index, raw, None, True, restored, True)))
         try:
-            share = self._uploads.share(self._uploads.folder(dir_name, index), index, raw)
+            share = self._uploads.share(self._uploads.folder(dir_name, index), index, raw, validation)
             if mode is CheckpointUploadMode.NO_UPLOAD:
                 part = self._uploads.note(share, checkpoint)
             elif upload_fn is not None:
@@ -170,11 +175,11 @@ class Session:
                 if mode is CheckpointUploadMode.SYNC:
                     part, upload = upload(), None
             elif mode is CheckpointUploadMode.ASYNC:
-                source = Path(_local(checkpoint))
+                source = Path(local_folder(checkpoint))
                 job = snapshots.take(self._spool, self._run.address(), share, source, keep=not delete_local)
                 upload = partial(snapshots.finish, job, self._run)
             else:
-                part = store.upload_part(self._run, share, Path(_local(checkpoint)))
+                part = store.upload_part(self._run, share, Path(local_folder(checkpoint)))
                 if delete_local:
                     shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
@@ -389,20 +394,33 @@ class Session:
                 if not one.external and _has_state(checkpoint):
                     yield checkpoint
 
-    def reported(self, timeout_s: float | None) -> list[ReportedCheckpoint]:
+    def reported(self, validated: bool, timeout_s: float | None) -> list[ReportedCheckpoint]:
+        """``validated``: once no validation is to come either."""
         try:
             limit_s = None if timeout_s is None else max(0.0, timeout_s)
-            found = self._list("checkpoints", self._index, limit_s)
+            if validated and self.spec.validates:
+                with self.progress.during(Stage.PAUSE, "validation"):
+                    found = self._answers("validated", self._index, limit_s)
+            else:
+                found = self._list("checkpoints", self._index, limit_s)
         except TimeoutError:
             found = self._list("checkpoints", 0, None)  # as it is now
         options = self.spec.storage_options
         return [
-            ReportedCheckpoint(Checkpoint(one.address, storage_options=options), one.metrics) for one in found
+            ReportedCheckpoint(
+                Checkpoint(one.address, storage_options=options),
+                one.metrics,
+                ReportedCheckpointStatus(one.status),
+            )
+            for one in found
         ]
 
     def _list(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
         with self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
-            return words.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
+            return self._answers(what, upto, timeout_s)
+
+    def _answers(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
+        return words.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
 
     def restored(self) -> None:
         if not self._index:
@@ -450,21 +468,6 @@ class RestoredCheckpoint(Checkpoint):
 
 def _plain_checkpoint(path: str, options: dict[str, str]) -> Checkpoint:
     return Checkpoint(path, storage_options=options)
-
-
-def _local(checkpoint: Checkpoint) -> str:
-    """The folder of a checkpoint that is to be uploaded."""
-    if "://" in checkpoint.path:
-        raise ConfigError(
-            f"report(checkpoint={checkpoint!r}) is in remote storage already",
-            "report it with checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD",
-        )
-    if not os.path.isdir(checkpoint.path):
-        raise ConfigError(
-            f"report(checkpoint={checkpoint!r}): there is no such folder on this host",
-            "report a checkpoint before its temporary folder is removed",
-        )
-    return checkpoint.path
 
 
 _session: Session | None = None

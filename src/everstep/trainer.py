@@ -18,6 +18,7 @@ from everstep.config import RunConfig, ScalingConfig
 from everstep.datasets import checked_datasets
 from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import refuse_arguments
+from everstep.validation import ValidationConfig
 
 logger = logging.getLogger("everstep")
 
@@ -44,6 +45,8 @@ class Trainer:
         run_config: Where the run lives, and how it deals with failures.
         datasets: By name: map-style data sets, ``everstep.data.Stream``s, or on the Ray engine
             ``ray.data.Dataset``s. ``get_dataset_shard(name)`` gives a worker its share.
+        validation_config: The function that ``report(validation=…)`` has called with a checkpoint, beside
+            training.
         engine: ``"local"``: processes of this machine. ``"ray"``: nodes of a Ray cluster. ``"auto"``: Ray
             where ``ray.is_initialized()`` or ``RAY_ADDRESS`` is set, else local. Or an engine such as
             ``everstep.testing.LocalCluster(…)``.
@@ -59,6 +62,7 @@ class Trainer:
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
         engine: object = "auto",
         backend_config: Backend | None = None,
         **refused: object,
@@ -71,6 +75,11 @@ class Trainer:
         self.scaling_config = _checked_config(name, "scaling_config", scaling_config, ScalingConfig)
         self.run_config = _checked_config(name, "run_config", run_config, RunConfig)
         self.datasets = checked_datasets(datasets)
+        self.validation_config = None
+        if validation_config is not None:
+            self.validation_config = _checked_config(
+                name, "validation_config", validation_config, ValidationConfig
+            )
         self.engine = _checked_engine(engine)
         if backend_config is not None and (
             isinstance(backend_config, type) or not isinstance(backend_config, Backend)
@@ -104,6 +113,7 @@ class Trainer:
                 scaling=self.scaling_config,
                 run=self.run_config,
                 engine=self.engine,
+                validation=self.validation_config,
             )
         )
 

@@ -14,10 +14,11 @@ from everstep.checkpoint import (
 )
 from everstep.context import TrainContext
 from everstep.control.vitals import Stage
-from everstep.errors import ConfigError, RefusedError
-from everstep.session import current
+from everstep.errors import ConfigError
+from everstep.session import Session, current
 from everstep.snapshots.content import Restorable
 from everstep.uploading import kind_of
+from everstep.validation import BY_DEFAULT, ValidationTaskConfig
 
 if TYPE_CHECKING:
     from everstep.preemption import PreemptionInfo
@@ -30,7 +31,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
-    validation: bool = False,
+    validation: bool | ValidationTaskConfig = False,
     *,
     state: Restorable | None = None,
     step: int | None = None,
@@ -46,12 +47,13 @@ def report(
 
     With ``state`` (an ``everstep.torch.State`` or ``everstep.jax.State``) and ``step``, the number of the
     step that is done, Everstep decides when the state is written to storage. Every rank gives it.
+
+    With ``validation``, the function of ``Trainer(validation_config=…)`` is called with the checkpoint once
+    it is committed, while training goes on. What it returns is added to the checkpoint's metrics. One rank
+    may ask for it, or all.
     """
-    if validation:
-        raise RefusedError(
-            "report(validation=…) is refused.", "Evaluate in the training function, or in a run of its own."
-        )
     session = current("report")
+    asked = _asked(validation, checkpoint, session) if validation is not False else b""
     if checkpoint is not None:
         _check_kind("checkpoint", checkpoint, Checkpoint)
     _check_kind("checkpoint_upload_mode", checkpoint_upload_mode, CheckpointUploadMode)
@@ -64,6 +66,7 @@ def report(
         checkpoint_upload_mode,
         delete_local_checkpoint_after_upload,
         checkpoint_upload_fn,
+        asked,
         state,
         step,
     )
@@ -91,6 +94,25 @@ def pause(what: str, timeout_s: float | None = None) -> Iterator[None]:
         )
     with current("pause").progress.during(Stage.PAUSE, what, timeout_s or 0.0):
         yield
+
+
+def _asked(validation: object, checkpoint: Checkpoint | None, session: Session) -> bytes:
+    """How the checkpoint is to be validated."""
+    if validation is not True:
+        _check_kind("validation", validation, ValidationTaskConfig)
+    if checkpoint is None:
+        raise ConfigError(
+            "report(validation=…) without a checkpoint: there is nothing to validate",
+            "give report() the checkpoint, too",
+            "report.validation",
+        )
+    if not session.spec.validates:
+        raise ConfigError(
+            "report(validation=…), and the trainer has no function that validates",
+            "give it one: Trainer(validation_config=everstep.ValidationConfig(fn=…))",
+            "Trainer.validation_config",
+        )
+    return validation.asked() if isinstance(validation, ValidationTaskConfig) else BY_DEFAULT
 
 
 def _check_kind(argument: str, given: object, kind: type) -> None:
@@ -130,8 +152,8 @@ def get_all_reported_checkpoints(
     ``Result.best_checkpoints``.
 
     Waits until the reports that this rank has made are committed or given up, uploads in the background
-    included; at most ``timeout_s``, after which the list has what is committed by then. Without validation
-    tasks both modes mean the same.
+    included, and with ``VALIDATED`` until no validation is to come either; at most ``timeout_s``, after which
+    the list has what is committed by then. Without ``Trainer(validation_config=…)`` both modes mean the same.
     """
     if not isinstance(consistency_mode, CheckpointConsistencyMode):
         raise ConfigError(
@@ -139,7 +161,8 @@ def get_all_reported_checkpoints(
             "give CheckpointConsistencyMode.COMMITTED or CheckpointConsistencyMode.VALIDATED",
             "get_all_reported_checkpoints.consistency_mode",
         )
-    return current("get_all_reported_checkpoints").reported(timeout_s)
+    validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
+    return current("get_all_reported_checkpoints").reported(validated, timeout_s)
 
 
 def should_checkpoint() -> bool:

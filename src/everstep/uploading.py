@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -46,7 +47,7 @@ class Uploads:
         self._error: BaseException | None = None
         """Of the user's own function."""
 
-    def share(self, folder: str, index: int, metrics: msgspec.Raw) -> store.Share:
+    def share(self, folder: str, index: int, metrics: msgspec.Raw, validation: bytes = b"") -> store.Share:
         spec = self._spec
         return store.Share(
             folder,
@@ -57,6 +58,7 @@ class Uploads:
             spec.generation,
             spec.member.group_size,
             bytes(metrics) if spec.member.group_rank == 0 else b"",
+            validation,
         )
 
     def note(self, share: store.Share, checkpoint: Checkpoint) -> Part:
@@ -181,3 +183,18 @@ class UncommittedReports:
 def kind_of(given: object) -> str:
     kind = type(given)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def local_folder(checkpoint: Checkpoint) -> str:
+    """The folder of a checkpoint that is to be uploaded."""
+    if "://" in checkpoint.path:
+        raise ConfigError(
+            f"report(checkpoint={checkpoint!r}) is in remote storage already",
+            "report it with checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD",
+        )
+    if not os.path.isdir(checkpoint.path):
+        raise ConfigError(
+            f"report(checkpoint={checkpoint!r}): there is no such folder on this host",
+            "report a checkpoint before its temporary folder is removed",
+        )
+    return checkpoint.path

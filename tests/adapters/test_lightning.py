@@ -75,14 +75,12 @@ def test_bad_input_is_named_with_its_remedy() -> None:
 
     from everstep import ConfigError
     from everstep.cadence import SaveCadence
-    from everstep.lightning import RayTrainReportCallback, ResumableLoader, prepare_trainer
+    from everstep.lightning import ResumableLoader, prepare_trainer
 
     with pytest.raises(ConfigError, match="strategy is a SingleDeviceStrategy.*RayDDPStrategy"):
         prepare_trainer(pl.Trainer(accelerator="cpu", devices=1, logger=False))
     with pytest.raises(ConfigError, match="IterableDataset.*Stream"):
         ResumableLoader(ChainDataset([]))
-    with pytest.raises(ConfigError, match="validation"):
-        RayTrainReportCallback(validation=True)
     for steps, seconds in [(None, None), (1, 1.0), (0, None), (None, -1.0)]:
         with pytest.raises(ConfigError, match="every_s"):
             SaveCadence(steps, seconds)

@@ -50,6 +50,15 @@ def this_script() -> Script:
     )
 
 
+def call(code: bytes, script: Script) -> bytes:
+    """Do work of the script's in a process of its own: ``code`` is a pickled object with a method ``run``."""
+    import cloudpickle
+
+    sys.argv = script.arguments()
+    set_up_logging(script)
+    return bytes(cloudpickle.loads(code).run())
+
+
 def set_up_logging(script: Script) -> None:
     """As in the script, except where a module that was imported here has set its logger up by itself."""
     for given in script.loggers:

@@ -18,7 +18,7 @@ from everstep.control.vitals import Finding, Vitals
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
@@ -67,6 +67,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """With every how-many-th report it takes a snapshot, until it is told otherwise; 0: with none."""
     memory_fraction: float = 0.0
     """Of its host's memory: how much all snapshots there may take."""
+    validates: bool = False
+    """Checkpoints can be validated: the trainer has a function for it."""
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):

@@ -137,6 +137,7 @@ class Listed(msgspec.Struct, frozen=True):
     external: bool
     """Somebody else has put it there."""
     metrics: dict[str, Any]
+    status: str = "COMMITTED"
 
 
 class CommitTold(ToWorker, frozen=True):

@@ -83,12 +83,23 @@ class Commits:
                 command.generation,
                 command.order,
                 state,
+                manifest.validation,
             )
         )
-        self._scores.look(self._history.checkpoints[ready.folder])
+        kept = self._history.checkpoints[ready.folder]
+        if not kept.is_pending:
+            self._scores.look(kept)
         self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder, state=state))
         self.retain()
         return True
+
+    def validated(self, record: records.Validated) -> None:
+        """What a validation came to counts, for retention too."""
+        self._write(record)
+        kept = self._history.checkpoints.get(record.folder)
+        if kept is not None:
+            self._scores.look(kept)
+        self.retain()
 
     async def _until_known(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> Manifest:
         ready = command.checkpoint

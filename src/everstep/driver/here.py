@@ -18,7 +18,7 @@ from everstep import session as sessions
 from everstep.agent import framing, wire, words
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
-from everstep.checkpoint import Result
+from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus as Status, Result
 from everstep.control.commands import Outcome, PhaseChanged
 from everstep.control.events import CheckpointRef
 from everstep.control.reports import Ready, ReportBook, Settled
@@ -34,6 +34,7 @@ from everstep.driver.questions import QUESTIONS, all_kept, listing, newest_of
 from everstep.driver.repair import Repair
 from everstep.driver.scores import Scores
 from everstep.driver.states import StatesDue
+from everstep.driver.validations import validate_here
 from everstep.errors import (
     ConflictingPartsError,
     StorageError,
@@ -41,6 +42,7 @@ from everstep.errors import (
     WorkerError,
     WorkerGroupError,
 )
+from everstep.metrics import NO_METRICS
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Limits, Store, open_store
@@ -108,6 +110,8 @@ class HereLink:
             threading.Thread(target=self._listen, args=(rank,), name=f"everstep-rank-{rank}", daemon=True)
             for rank in range(1, world)
         ]
+        self._validation = spec.validation
+        self._options = spec.run.storage_options
         self._deletions = Deletions(
             self._run,
             lease.journal,
@@ -210,6 +214,8 @@ class HereLink:
 
     def _is_due(self, what: str, upto: int) -> bool:
         """Commits are made where the last part is heard of: there are none under way."""
+        if what == "validated" and self._history.pending():
+            return False
         return self._book.has_all(upto) and (what == "newest" or not self._book.is_uploading(upto))
 
     def _found(self, what: str) -> bytes:
@@ -245,13 +251,34 @@ class HereLink:
             self._dealt_with(ready.folder, ready.index)
             return
         now = time.monotonic()
-        self.write(records.Committed(now, ready.folder, self.epoch, ready.index, metrics, manifest.external))
+        self.write(
+            records.Committed(
+                now,
+                ready.folder,
+                self.epoch,
+                ready.index,
+                metrics,
+                manifest.external,
+                validation=manifest.validation,
+            )
+        )
         complete(self._journal.flush())
+        self._validate()
         self._scores.look(self._history.checkpoints[ready.folder])
         self._dealt_with(ready.folder, ready.index)
         for folder in to_delete(self._history, self._config):
             self.write(records.Deleted(now, folder))
             self._remove(folder)
+
+    def _validate(self) -> None:
+        """What waits for its validation gets it, here and now."""
+        for kept in self._history.pending():
+            folder, status, found = kept.ref.folder, Status.COMMITTED, NO_METRICS
+            if self._validation is not None:
+                checkpoint = Checkpoint(kept.address(self._run), storage_options=self._options)
+                task = self._validation.task(kept.validation, checkpoint)
+                status, found = validate_here(task, folder, self._say)
+            self.write(records.Validated(time.monotonic(), folder, status.value, found))
 
     def _remove(self, folder: str) -> None:
         try:
@@ -282,6 +309,7 @@ class HereLink:
     def begin(self, epoch: int) -> None:
         """This attempt's number is never used again, whatever becomes of it."""
         self.epoch = epoch
+        self._validate()
         self.write(PhaseChanged(time.monotonic(), Phase.STARTING.value, epoch))
         self.write(PhaseChanged(time.monotonic(), Phase.RUNNING.value, epoch))
         complete(self._journal.flush())
@@ -442,4 +470,5 @@ def _worker(spec: RunSpec, run: Store, opening: Opening, group: LaunchedGroup | 
         echo=False,
         storage_options=dict(spec.run.storage_options or {}),
         storage_limits=Limits.of(limits),
+        validates=spec.validation is not None,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.checkpoint import Checkpoint, Result, find_metric
+from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus, Result, find_metric
 from everstep.config import CheckpointConfig
 from everstep.control.checkpoints import Checkpoints
 from everstep.control.commands import (
@@ -27,6 +27,7 @@ from everstep.driver import journal, records
 from everstep.driver.ledger import RunLedger
 from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import NoRunError, TrainingFailedError
+from everstep.metrics import NO_METRICS
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.store import Store, open_store
 from everstep.topology.placement import Assignment
@@ -39,6 +40,13 @@ class KeptCheckpoint:
     ref: CheckpointRef
     metrics: dict[str, Any]
     external: str | None
+    validation: bytes = b""
+    """How it is to be validated; empty: it isn't."""
+    status: ReportedCheckpointStatus = ReportedCheckpointStatus.COMMITTED
+
+    @property
+    def is_pending(self) -> bool:
+        return self.status is ReportedCheckpointStatus.PENDING_VALIDATION
 
     def address(self, run: Store | AsyncStore) -> str:
         return self.external or run.address(self.ref.folder)
@@ -57,6 +65,7 @@ class KeptCheckpoint:
             ref.generation,
             ref.order,
             ref.state,
+            self.validation,
         )
 
 
@@ -139,11 +148,18 @@ class History:
                     record.order,
                     record.state,
                 )
+                status = ReportedCheckpointStatus
                 self.checkpoints[record.folder] = KeptCheckpoint(
-                    ref, msgspec.msgpack.decode(record.metrics), record.external
+                    ref,
+                    msgspec.msgpack.decode(record.metrics),
+                    record.external,
+                    record.validation,
+                    status.PENDING_VALIDATION if record.validation else status.COMMITTED,
                 )
                 self.damaged.pop(record.folder, None)
                 self.last_epoch = max(self.last_epoch, record.epoch)
+            case records.Validated():
+                self._validated(record)
             case records.Deleted():
                 self._let_go(record.folder)
                 self.damaged.pop(record.folder, None)
@@ -179,6 +195,16 @@ class History:
         new = [place for rank, place in places.items() if self.places.get(rank) != place]
         gone = [] if others_stay else [rank for rank in self.places if rank not in places]
         return records.Placed(at, new, gone) if new or gone else None
+
+    def _validated(self, record: records.Validated) -> None:
+        kept = self.checkpoints.get(record.folder) or self.damaged.get(record.folder)
+        if kept is not None:
+            kept.status = ReportedCheckpointStatus(record.status)
+            kept.metrics = {**kept.metrics, **msgspec.msgpack.decode(record.metrics)}
+
+    def pending(self) -> list[KeptCheckpoint]:
+        """Those that wait for their validation, the oldest first."""
+        return [kept for kept in self.in_order() if kept.is_pending]
 
     def _let_go(self, folder: str) -> KeptCheckpoint | None:
         kept = self.checkpoints.pop(folder, None)
@@ -234,6 +260,8 @@ class History:
             yield GroupsStarting(at, epoch, ((group, generation),))
         for kept in [*self.checkpoints.values(), *self.damaged.values()]:
             yield kept.as_record(at)
+            if kept.validation and not kept.is_pending:
+                yield records.Validated(at, kept.ref.folder, kept.status.value, NO_METRICS)
         for folder in self.damaged:
             yield records.Damaged(at, folder, "")
         for folder in sorted(self.deleted):
@@ -299,7 +327,7 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
     rows: list[dict[str, Any]] = [msgspec.msgpack.decode(raw) for raw in history.metrics]
     ledger = history.ledger.until()
     return Result(
-        metrics=newest.metrics if newest is not None and not rows else (rows[-1] if rows else None),
+        metrics=_latest_metrics(history, rows),
         checkpoint=checkpoint(newest) if newest is not None else None,
         error=TrainingFailedError(history.message) if history.outcome == "failed" else None,
         path=run.address(),
@@ -309,6 +337,17 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
         goodput=ledger.goodput,
         ledger={category.value: seconds for category, seconds in ledger.total.items()},
     )
+
+
+def _latest_metrics(history: History, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What was reported last; with what the validation of its checkpoint has found, if it has one."""
+    newest = history.newest
+    if not rows or newest is None:
+        return rows[-1] if rows else newest.metrics if newest is not None else None
+    ref, last = newest.ref, history.reported[-1]
+    report = (last.epoch, last.group, last.generation, last.first + len(last.rows) - 1)
+    is_its_own = report == (ref.epoch, ref.group, ref.generation, ref.index)
+    return {**rows[-1], **newest.metrics} if is_its_own else rows[-1]
 
 
 def load_result(path: str) -> Result:
@@ -337,10 +376,11 @@ def plain_value(value: Any) -> bytes | None:
 
 def to_delete(history: History, config: CheckpointConfig) -> list[str]:
     """The checkpoints that retention lets go of: all but the ``num_to_keep`` best, or newest where nothing
-    ranks them. Never the newest.
+    ranks them. Never the newest, nor one that waits for its validation.
     """
     if config.num_to_keep is None:
         return []
     newest = history.newest
     ranked = history.ranked(config.checkpoint_score_attribute, config.checkpoint_score_order)
-    return [kept.ref.folder for kept in ranked[: -config.num_to_keep] if kept is not newest]
+    worst = ranked[: -config.num_to_keep]
+    return [kept.ref.folder for kept in worst if kept is not newest and not kept.is_pending]

@@ -16,10 +16,11 @@ from everstep.control.commands import StartWorkers
 from everstep.control.controller import Settings
 from everstep.control.settings import OnHang
 from everstep.driver import payload
-from everstep.engine.base import Engine, EngineRequest
+from everstep.engine.base import Aside, Engine, EngineRequest
 from everstep.storage.store import Limits, Store
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
+from everstep.validation import ValidationConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Job:
     marker: str
     """What every host must find in the run's storage."""
     script: Script = field(default_factory=Script)
+    validation: ValidationConfig | None = None
+    """How checkpoints are validated beside training."""
 
     @property
     def wants_all_metrics(self) -> bool:
@@ -108,6 +111,19 @@ class Job:
             self.script,
         )
 
+    def aside(self, code: bytes, log: Path) -> Aside:
+        """Work beside training, with what workers have."""
+        given = self.run.worker_runtime_env
+        options = self.validation.ray_remote_kwargs if self.validation is not None else {}
+        return Aside(
+            code,
+            self.script,
+            payload.template_environment(given),
+            payload.working_folder(given),
+            str(log),
+            options,
+        )
+
     def specs(
         self, start: StartWorkers, engine: Engine, snapshot_every: int
     ) -> dict[HostId, list[wire.WorkerSpec]]:
@@ -161,6 +177,7 @@ class Job:
             snapshot=start.snapshot,
             snapshot_every=snapshot_every,
             memory_fraction=memory.host_fraction if memory is not None else 0.0,
+            validates=self.validation is not None,
         )
 
 

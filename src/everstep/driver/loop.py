@@ -11,8 +11,11 @@ import os
 from collections.abc import Coroutine, Iterable
 from typing import Any, assert_never
 
+import msgspec
+
 from everstep.agent import wire, words
 from everstep.backend.lighthouse import NeedsLighthouse
+from everstep.checkpoint import ReportedCheckpointStatus
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.table import Phase
@@ -34,6 +37,7 @@ from everstep.driver.repair import Repair
 from everstep.driver.stacks import stacks_page
 from everstep.driver.states import StatesDue
 from everstep.driver.takeover import LeftBehind, ask_agents
+from everstep.driver.validations import Validations
 from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
@@ -85,6 +89,9 @@ class Driver:
             observer.say,
             self._spawn,
             self._clock,
+        )
+        self._validations = Validations(
+            job, run, lease.history, engine.run_aside, self._validated, observer.say
         )
         self.workers = Workers(
             job,
@@ -139,7 +146,10 @@ class Driver:
         try:
             await self._engine.open(self._incoming, self._job.ask(self._lease.precedence))
             await self._open()
+            self._spawn(self._validations.keep_validating())
             await self.outcome.over.wait()
+            if self.outcome.is_finished and (stopped := await self._validations.finish()):
+                self.outcome.end = c.EndRun(c.Outcome.STOPPED, None, (), stopped.value, stopped)
         finally:
             await self._close()
         if self.outcome.broken is not None:
@@ -380,6 +390,7 @@ class Driver:
         self.outcome.call(lambda: self._stop(kind, now))
 
     def _stop(self, kind: e.StopKind, now: bool) -> None:
+        self._validations.stop(kind)
         self.emit(e.StopRequested(at=self._clock.now(), kind=kind, now=now))
         if self.outcome.end is None:
             self._spawn(self._check_storage_at_the_end())
@@ -416,12 +427,17 @@ class Driver:
             if kept is not None:
                 self._observer.committed(of, ready.index, kept.address(self._run))
             self._states.saved()
+            self._validations.look()
             if self.outcome.stop_at_checkpoint:
                 self._stop(e.StopKind.USER, now=False)
         if self.controller.phase is Phase.RUNNING:
             # Else its ranks are being ended, and stay where they are until then.
             ranks = [rank for rank, _ in ready.parts]
             self.workers.tell(command.epoch, ranks, words.CommitTold(ready.folder, ready.index))
+
+    def _validated(self, folder: str, status: ReportedCheckpointStatus, metrics: msgspec.Raw) -> None:
+        self._commits.validated(records.Validated(self._clock.now(), folder, status.value, metrics))
+        self.workers.questions.answer()
 
     def _checkpoint_gone(self, folder: str) -> None:
         """It isn't there now, and nobody gave it up. If it comes back, with a disk that was away, it is one

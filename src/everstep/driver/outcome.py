@@ -32,6 +32,11 @@ class DriverOutcome:
         ended = self.end is not None and self.end.outcome is c.Outcome.FENCED
         return ended or isinstance(self.unrecorded, FencedError)
 
+    @property
+    def is_finished(self) -> bool:
+        """Every rank has returned, as far as is known."""
+        return self.broken is None and self.end is not None and self.end.outcome is c.Outcome.FINISHED
+
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()
 

@@ -44,6 +44,17 @@ def pickle_function(function: Any, backend: Backend) -> bytes:
         ) from error
 
 
+def check_validation(function: Any) -> None:
+    """Whether the function that validates checkpoints can travel, before anything starts."""
+    try:
+        cloudpickle.dumps(function)
+    except Exception as error:
+        raise FunctionLoadError(
+            f"ValidationConfig.fn can't be pickled: {_culprit(function) or error}",
+            "make what it needs inside it, or hand it over in fn_kwargs",
+        ) from error
+
+
 def pickle_arguments(config: Mapping[str, Any] | None, datasets: Mapping[str, Any]) -> bytes:
     """What the function is called with, the config or nothing, and the data sets that it can ask for."""
     arguments = () if config is None else (dict(config),)

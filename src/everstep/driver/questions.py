@@ -15,7 +15,7 @@ from everstep.driver.history import History, KeptCheckpoint, to_delete
 from everstep.driver.uncommitted import EQUALLY_OFTEN, named
 from everstep.storage.store import Store
 
-QUESTIONS = ("checkpoints", "newest")
+QUESTIONS = ("checkpoints", "validated", "newest")
 """What workers may ask. See ``CheckpointQuestions``."""
 
 
@@ -29,7 +29,10 @@ def all_kept(history: History, config: CheckpointConfig) -> list[KeptCheckpoint]
 def listing(kept: list[KeptCheckpoint], run: Store) -> bytes:
     """As an answer to a worker."""
     return msgspec.msgpack.encode(
-        [words.Listed(one.address(run), one.external is not None, one.metrics) for one in kept]
+        [
+            words.Listed(one.address(run), one.external is not None, one.metrics, one.status.value)
+            for one in kept
+        ]
     )
 
 
@@ -47,12 +50,17 @@ class _Question:
     """That it waits."""
 
 
-_FUNCTIONS = {"checkpoints": "get_all_reported_checkpoints", "newest": "get_checkpoint"}
+_FUNCTIONS = {
+    "checkpoints": "get_all_reported_checkpoints",
+    "validated": "get_all_reported_checkpoints",
+    "newest": "get_checkpoint",
+}
 
 
 class CheckpointQuestions:
     """``"checkpoints"`` asks for all of them, once those of the reports that the rank has made are committed
-    or given up. ``"newest"`` asks for the newest, and doesn't wait for uploads in the background.
+    or given up; ``"validated"``, once no validation is to come either. ``"newest"`` asks for the newest, and
+    doesn't wait for uploads in the background.
     """
 
     def __init__(
@@ -113,6 +121,8 @@ class CheckpointQuestions:
         if group is None or not group.book.has_all(upto):
             return False
         if any(k <= upto for k in self._controller.committing(group)):
+            return False
+        if question.what == "validated" and self._history.pending():
             return False
         return question.what == "newest" or not group.book.is_uploading(upto)
 

@@ -118,6 +118,19 @@ class Committed(Entry, frozen=True):
     order: int = 0
     state: bool = False
     """It holds the training state, in files that Everstep made."""
+    validation: bytes = b""
+    """How it is to be validated; empty: it isn't."""
+
+
+class Validated(Entry, frozen=True):
+    """A checkpoint's validation is over."""
+
+    at: float
+    folder: str
+    status: str
+    """How it went: a ``ReportedCheckpointStatus``."""
+    metrics: msgspec.Raw
+    """What it came to, in addition to what was reported with the checkpoint."""
 
 
 class Deleted(Entry, frozen=True):
@@ -171,6 +184,7 @@ AnyRecord = (
     | TakenOver
     | Placed
     | Committed
+    | Validated
     | Deleted
     | Damaged
     | Metrics

@@ -180,6 +180,7 @@ class Repair:
                 manifest.generation,
                 manifest.order,
                 holds_state(file.path for file in manifest.files),
+                manifest.validation,
             )
         )
 

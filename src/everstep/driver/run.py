@@ -57,6 +57,7 @@ from everstep.storage.asynchronous import AsyncStore, ImmediateStore, ThreadedSt
 from everstep.storage.folder import make_private
 from everstep.storage.shared import leave_marker
 from everstep.storage.store import Limits, Store, open_store, probe
+from everstep.validation import ValidationConfig
 
 logger = logging.getLogger("everstep")
 
@@ -75,6 +76,7 @@ class RunSpec:
     scaling: ScalingConfig
     run: RunConfig
     engine: object
+    validation: ValidationConfig | None = None
 
 
 class TrainingTerminated(SystemExit):
@@ -182,6 +184,7 @@ class _Start:
             self.fingerprint,
             leave_marker(self.run, lease.number),
             this_script(),
+            spec.validation,
         )
 
 
@@ -197,6 +200,8 @@ def _prepared(spec: RunSpec) -> _Start:
     code = payload.pickle_function(spec.train_fn, spec.backend)
     datasets = {key: _handed_over(key, dataset, engine) for key, dataset in spec.datasets.items()}
     arguments = payload.pickle_arguments(spec.train_loop_config, datasets)
+    if spec.validation is not None and not here:
+        payload.check_validation(spec.validation.fn)
     if not here:
         payload.check_size(spec.train_fn, code, spec.train_loop_config, datasets, arguments)
         payload.check_working_folder(spec.run.worker_runtime_env)

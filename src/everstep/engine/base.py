@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from everstep.agent import wire
+from everstep.agent.script import Script
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Failure
 from everstep.topology.slices import HostId, HostView, SliceName
@@ -32,6 +33,31 @@ class EngineRequest:
     """What a worker needs of a cluster's hosts: resources with defaults, labels, and the shape of a slice."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """What the user wants of the workers' environment, for engines that can make one."""
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Work beside training, for a process of its own."""
+
+    code: bytes
+    """Pickled: an object with a method ``run`` that returns bytes."""
+    script: Script
+    """Whose arguments and logging it has."""
+    environment: dict[str, str]
+    folder: str
+    """To work in."""
+    log: str
+    """Where its output goes on the driver's machine."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of a Ray task, where it becomes one."""
+
+
+class AsideFailedError(Exception):
+    """It raised this."""
+
+
+class AsideDiedError(Exception):
+    """Its process ended before it was done."""
 
 
 class Sink(Protocol):
@@ -117,6 +143,12 @@ class Engine(Protocol):
 
     def time_here(self, host: HostId, at: float) -> float:
         """When that was by the driver's monotonic clock, which a host stamped with its own."""
+        ...
+
+    async def run_aside(self, work: Aside) -> bytes:
+        """Do work beside training. Raises ``AsideFailedError`` or ``AsideDiedError``; cancelled, it is
+        ended.
+        """
         ...
 
     async def close(self, *, keep_hosts: bool) -> None:

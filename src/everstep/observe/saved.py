@@ -32,6 +32,9 @@ class Saved:
                     "holds": "training state" if record.state else "files",
                     "status": "kept",
                 }
+            case records.Validated() if record.folder in self._all:
+                found = finite(msgspec.to_builtins(_metrics(record.metrics), str_keys=True))
+                self._all[record.folder]["metrics"] |= found
             case records.Deleted() if record.folder in self._all:
                 self._all[record.folder] |= {"status": "deleted", "gone": when}
             case records.Damaged() if record.folder in self._all:

@@ -12,6 +12,13 @@ from everstep.driver import records
 from everstep.driver.display import count, describe
 from everstep.driver.records import AnyRecord
 
+_VALIDATIONS = {
+    "VALIDATED": "validated {}",
+    "VALIDATION_FAILED": "the validation of {} failed",
+    "VALIDATION_TIMEOUT": "the validation of {} took too long",
+    "COMMITTED": "{} is not validated any more",
+}
+
 
 def in_words(record: AnyRecord) -> str:
     """A record as one line."""
@@ -33,6 +40,10 @@ def in_words(record: AnyRecord) -> str:
             metrics = metrics_in_words(msgspec.msgpack.decode(record.metrics))
             where = f" at {record.external}" if record.external else ""
             return f"committed {record.folder}{where}: {metrics}"
+        case records.Validated():
+            found = msgspec.msgpack.decode(record.metrics)
+            metrics = f": {metrics_in_words(found)}" if found else ""
+            return _VALIDATIONS[record.status].format(record.folder) + metrics
         case records.Deleted():
             return f"deleted {record.folder}"
         case records.Damaged():
@@ -68,7 +79,7 @@ def to_json(record: AnyRecord, when: float | None) -> str:
     """A record as a line of JSON: its type, its UNIX time where it has one, and all of its fields."""
     fields = msgspec.structs.asdict(record)
     match record:
-        case records.Committed():
+        case records.Committed() | records.Validated():
             fields["metrics"] = msgspec.msgpack.decode(record.metrics)
         case records.Metrics():
             fields["rows"] = [msgspec.msgpack.decode(row) for row in record.rows]

@@ -1,4 +1,4 @@
-"""Mistakes that were made in the driver's own code, put back: the simulator must find each of them.
+"""Mistakes that were made in the driver's own code, put back, or that could be: the simulator must find each.
 
 A mistake replaces one method for as long as it is in; production never imports this module.
 """
@@ -18,6 +18,7 @@ from everstep.driver.commits import Commits
 from everstep.driver.deletions import Deletions
 from everstep.driver.journal import Journal
 from everstep.driver.repair import Repair
+from everstep.driver.validations import Validations
 from everstep.errors import StorageError
 from everstep.storage import checkpoints
 from everstep.storage.checkpoints import MANIFEST, Manifest
@@ -112,6 +113,17 @@ async def _archive_too_early(self: Journal) -> None:
     await self._store.delete(small)
 
 
+def _retain_without_waiting(self: Commits) -> None:
+    keep = self._config.num_to_keep
+    for kept in self._history.in_order()[:-keep] if keep else ():
+        self._emit(e.CheckpointGone(at=self._clock.now(), folder=kept.ref.folder))
+        self._give_up(kept.ref.folder)
+
+
+async def _finish_at_once(self: Validations) -> None:
+    return None
+
+
 MISTAKES = {
     mistake.name: mistake
     for mistake in (
@@ -163,6 +175,20 @@ MISTAKES = {
             Journal,
             "compact",
             _archive_too_early,
+        ),
+        Mistake(
+            "impatient-retention",
+            "a checkpoint that waits for its validation is given up",
+            Commits,
+            "retain",
+            _retain_without_waiting,
+        ),
+        Mistake(
+            "forgotten-validation",
+            "a run is over while checkpoints wait for their validation",
+            Validations,
+            "finish",
+            _finish_at_once,
         ),
     )
 }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from everstep.control import commands as c
 from everstep.driver import journal, records
 from everstep.driver.history import History
 from everstep.driver.records import AnyRecord
@@ -91,7 +92,15 @@ class Rules:
                 raise RuleBroken(f"4: {folder} is given up, and all checkpoints are to be kept")
             if self.restorable()[-1:] == [folder]:
                 raise RuleBroken(f"4: {folder} is given up, and is the newest")
+            if self._is_pending(folder):
+                raise RuleBroken(f"4: {folder} is given up, and waits for its validation")
         self.given_up.add(folder)
+
+    def _is_pending(self, folder: str) -> bool:
+        """Whether its validation was asked for, and isn't over. Nobody knows what a damaged journal lost."""
+        if self.damaged or not msgspec.json.decode(self.manifests[folder], type=Manifest).validation:
+            return False
+        return not any(isinstance(r, records.Validated) and r.folder == folder for r in self.records)
 
     def appending(self, process: str, key: str, data: bytes) -> None:
         """The same again may be written, and a claim to the run. Nothing else, by whoever is behind."""
@@ -166,6 +175,9 @@ class Rules:
                 raise RuleBroken(_difference(found, self.records))
             if len(rows) != len(set(rows)):
                 raise RuleBroken("rows of metrics are there twice")
+            waiting = [kept.ref.folder for kept in history.pending()]
+            if waiting and history.outcome == c.Outcome.FINISHED.value:
+                raise RuleBroken(f"9: the run has finished, and {waiting} wait for their validation")
         if not self.damaged:
             # What a driver writes that has been replaced is found when the run is taken the next time.
             before = {f for f, openings in self._written_under.items() if openings < self.openings}

@@ -67,6 +67,8 @@ class Share(msgspec.Struct, frozen=True):
     """How many ranks the checkpoint is of; 0: not known."""
     metrics: bytes = b""
     """What rank 0 reported with it, as the journal has it."""
+    validation: bytes = b""
+    """How it is to be validated; empty: it isn't."""
 
 
 class PartRecord(msgspec.Struct, frozen=True):
@@ -85,6 +87,8 @@ class PartRecord(msgspec.Struct, frozen=True):
     metrics: bytes = b""
     taken: list[FileRecord] = []
     """What this rank would have brought, and another rank had brought a file of that name already."""
+    validation: bytes = b""
+    """How the checkpoint is to be validated, if this rank has asked for it."""
 
     @property
     def checkpoint(self) -> tuple[int, int, int, int, int]:
@@ -113,6 +117,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """This takes the place of a manifest, so that none can be written any more: the folder is given up."""
     seal: str = ""
     """A digest of everything else here: an entry that is changed or dropped is noticed."""
+    validation: bytes = b""
+    """How it is to be validated; empty: nobody has asked for it."""
 
     def sealed(self) -> Manifest:
         plain = msgspec.structs.replace(self, seal="")
@@ -238,6 +244,7 @@ def record_part(
         share.ranks,
         share.metrics,
         taken or [],
+        share.validation,
     )
     encoded = msgspec.json.encode(record)
     if not run.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
@@ -320,6 +327,7 @@ def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], 
         ref.generation,
         ref.order,
         metrics or next((record.metrics for record in records if record.metrics), b""),
+        validation=next((record.validation for record in records if record.validation), b""),
     ).sealed()
 
 

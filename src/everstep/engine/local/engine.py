@@ -11,8 +11,9 @@ from pathlib import Path
 
 from everstep.agent import framing, kernel, wire
 from everstep.control.failures import Failure, Kind
-from everstep.engine.base import EngineRequest, Sink
+from everstep.engine.base import Aside, EngineRequest, Sink
 from everstep.engine.hearing import Hearing
+from everstep.engine.local import aside
 from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, runtime_folder, socket_of
 from everstep.engine.local.machine import check_feasible, visible_gpus
 from everstep.engine.local.own_host import OwnHost
@@ -147,6 +148,9 @@ class LocalEngine:
         self._tasks = [asyncio.create_task(self._keep_looking()), asyncio.create_task(self.hearing.run())]
         for task in self._tasks:
             task.add_done_callback(self._ended)
+
+    async def run_aside(self, work: Aside) -> bytes:
+        return await aside.run_aside(work)
 
     async def close(self, *, keep_hosts: bool) -> None:
         for task in self._tasks:

@@ -17,9 +17,9 @@ import time
 
 from everstep.agent import wire
 from everstep.control.failures import Failure, Kind
-from everstep.engine.base import EngineRequest, Sink
+from everstep.engine.base import Aside, EngineRequest, Sink
 from everstep.engine.hearing import Hearing
-from everstep.engine.ray import cluster
+from everstep.engine.ray import aside, cluster
 from everstep.engine.ray.actor import END_S, RAYLET_DIED
 from everstep.engine.ray.demand import Demand
 from everstep.engine.ray.held import HeldSlice, HeldSlices
@@ -204,6 +204,9 @@ class RayEngine:
     def release(self, slices: tuple[SliceName, ...]) -> None:
         self._reservations.withdraw(slices)
         self._reservations.give_back(self._slices.take(slices))
+
+    async def run_aside(self, work: Aside) -> bytes:
+        return await aside.run_aside(work)
 
     # ------------------------------------------------------------------ talking to agents
 
