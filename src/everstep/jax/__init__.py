@@ -14,6 +14,7 @@ from everstep.config import RunConfig, ScalingConfig
 from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import unknown_argument
 from everstep.trainer import Trainer, TrainFunction
+from everstep.validation import ValidationConfig
 
 if TYPE_CHECKING:
     from everstep.jax.state import State
@@ -33,6 +34,9 @@ class JaxTrainer(Trainer):
         jax_config: Not needed: ``scaling_config`` says what the workers have.
         scaling_config: How many workers, and what each needs. One worker by default.
         run_config: Where the run lives, and how it deals with failures.
+        datasets: By name; ``get_dataset_shard(name)`` gives a worker its share.
+        validation_config: The function that ``report(validation=…)`` has called with a checkpoint, beside
+            training.
         engine: ``"auto"``, ``"local"``, or an engine such as ``everstep.testing.LocalCluster(…)``.
     """
 
@@ -45,6 +49,7 @@ class JaxTrainer(Trainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
         engine: object = "auto",
         **refused: Any,
     ) -> None:
@@ -56,6 +61,7 @@ class JaxTrainer(Trainer):
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,
+            validation_config=validation_config,
             engine=engine,
             **refused,
         )

@@ -19,6 +19,7 @@ from everstep.config import RunConfig, ScalingConfig
 from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import unknown_argument
 from everstep.trainer import Trainer, TrainFunction
+from everstep.validation import ValidationConfig
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,9 @@ class TorchTrainer(Trainer):
             ``TorchftConfig``, there is one for each replica group, and torchft between them.
         scaling_config: How many workers, and what each needs. One worker by default.
         run_config: Where the run lives, and how it deals with failures.
+        datasets: By name; ``get_dataset_shard(name)`` gives a worker its share.
+        validation_config: The function that ``report(validation=…)`` has called with a checkpoint, beside
+            training.
         engine: ``"auto"``, ``"local"``, or an engine such as ``everstep.testing.LocalCluster(…)``.
     """
 
@@ -73,6 +77,7 @@ class TorchTrainer(Trainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
         engine: object = "auto",
         **refused: Any,
     ) -> None:
@@ -84,6 +89,7 @@ class TorchTrainer(Trainer):
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,
+            validation_config=validation_config,
             engine=engine,
             **refused,
         )
