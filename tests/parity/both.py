@@ -233,6 +233,7 @@ def in_torch(config: dict[str, Any]) -> None:
     )
     note(config, seen)
     train.report({"rank": rank})
+    validated_once(train)
 
 
 def that_fails_once(config: dict[str, Any]) -> str:
@@ -257,6 +258,21 @@ def that_fails_once(config: dict[str, Any]) -> str:
 def in_jax(config: dict[str, Any]) -> None:
     world = side(config["modules"], "train").get_context().get_world_size()
     note(config, {"JaxTrainer(train_loop_config)": config["given"], "JaxTrainer(scaling_config)": world})
+    validated_once(side(config["modules"], "train"))
+
+
+def validated_once(train: ModuleType) -> None:
+    """Rank 0 has the last checkpoint validated."""
+    saves = train.get_context().get_world_rank() == 0
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "weights").write_text("5")
+        asked = train.ValidationTaskConfig(fn_kwargs={"plus": 2}) if saves else False
+        train.report({"last": 1}, checkpoint=train.Checkpoint(folder) if saves else None, validation=asked)
+
+
+def validate(checkpoint: Any, plus: int = 0, times: int = 1) -> dict[str, Any]:
+    with checkpoint.as_directory() as folder:
+        return {"found": int(Path(folder, "weights").read_text()) * times + plus}
 
 
 # ---------------------------------------------------------------------- the runs
@@ -274,6 +290,11 @@ class Runs:
     def run_config(self, case: str, **more: Any) -> Any:
         return self.train.RunConfig(name=case, storage_path=str(self.out / "runs"), **more)
 
+    def validation(self) -> Any:
+        """Its task needs no processor: the workers may have them all."""
+        default = self.train.ValidationTaskConfig(fn_kwargs={"plus": 1, "times": 10})
+        return self.train.ValidationConfig(validate, default, {"num_cpus": 0})
+
     def torch(self) -> Seen:
         torch_side = side(self.modules, "torch")
         config = torch_side.TorchConfig(backend="gloo", timeout_s=60)
@@ -283,12 +304,14 @@ class Runs:
             torch_config=config,
             scaling_config=self.train.ScalingConfig(num_workers=2),
             run_config=self.run_config("torch"),
+            validation_config=self.validation(),
         ).fit()
         return {
             "TorchConfig": [config.backend, config.init_method],
             "TorchConfig(timeout_s)": config.timeout_s,
             "TorchTrainer": result.error,
             "TorchTrainer(run_config)": Path(result.path).name,
+            "TorchTrainer(validation_config)": result.best_checkpoints[-1][1],
         }
 
     def recovery(self) -> Seen:
@@ -325,11 +348,13 @@ class Runs:
             jax_config=jax_side.JaxConfig(),
             scaling_config=self.train.ScalingConfig(num_workers=1),
             run_config=self.run_config("jax"),
+            validation_config=self.validation(),
         ).fit()
         return {
             "JaxTrainer": result.error,
             "JaxTrainer(jax_config)": type(jax_side.JaxConfig()).__name__,
             "JaxTrainer(run_config)": Path(result.path).name,
+            "JaxTrainer(validation_config)": result.best_checkpoints[-1][1],
         }
 
 
