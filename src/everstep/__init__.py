@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         CheckpointUploadMode as CheckpointUploadMode,
         ReportedCheckpoint as ReportedCheckpoint,
         ReportedCheckpointStatus as ReportedCheckpointStatus,
-        Result as Result,
     )
     from everstep.config import (
         CheckpointConfig as CheckpointConfig,
@@ -39,10 +38,8 @@ if TYPE_CHECKING:
     from everstep.control.deadlines import (
         Deadlines as Deadlines,
     )
-    from everstep.datasets import (
-        TRAIN_DATASET_KEY as TRAIN_DATASET_KEY,
-        get_dataset_shard as get_dataset_shard,
-    )
+    from everstep.datasets import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
+    from everstep.driver.result import Result as Result
     from everstep.errors import (
         ConfigError as ConfigError,
         ControllerError as ControllerError,
@@ -75,6 +72,7 @@ if TYPE_CHECKING:
         get_all_reported_checkpoints as get_all_reported_checkpoints,
         get_checkpoint as get_checkpoint,
         get_context as get_context,
+        get_dataset_shard as get_dataset_shard,
         get_preemption_info as get_preemption_info,
         heartbeat as heartbeat,
         pause as pause,
@@ -98,7 +96,6 @@ _HOMES = {
         "CheckpointUploadMode",
         "ReportedCheckpoint",
         "ReportedCheckpointStatus",
-        "Result",
     ),
     "config": (
         "CheckpointConfig",
@@ -109,7 +106,8 @@ _HOMES = {
         "ScalingConfig",
     ),
     "control.deadlines": ("Deadlines",),
-    "datasets": ("TRAIN_DATASET_KEY", "get_dataset_shard"),
+    "datasets": ("TRAIN_DATASET_KEY",),
+    "driver.result": ("Result",),
     "errors": (
         "ConfigError",
         "ControllerError",
@@ -138,6 +136,7 @@ _HOMES = {
         "get_all_reported_checkpoints",
         "get_checkpoint",
         "get_context",
+        "get_dataset_shard",
         "get_preemption_info",
         "heartbeat",
         "pause",

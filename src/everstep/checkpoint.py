@@ -1,4 +1,4 @@
-"""``Checkpoint``, a folder of plain files, and ``Result``, what ``fit()`` gives back.
+"""``Checkpoint``: a folder of plain files.
 
 How checkpoints are uploaded, committed and retained lives in ``storage`` and the driver. A ``Checkpoint``
 only says where one is and reads it. Local folders are read as they are; what is elsewhere is downloaded, and
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
@@ -25,16 +23,10 @@ from everstep.errors import (
     RefusedAttributeError,
     RefusedError,
     StorageError,
-    TrainingFailedError,
 )
 
 if TYPE_CHECKING:
-    import pandas
-
     from everstep.storage.store import Store
-
-METADATA_FILE = ".metadata.json"
-"""Where ``set_metadata`` keeps its dict: inside the folder, as Ray Train does."""
 
 
 class Checkpoint:
@@ -67,7 +59,7 @@ class Checkpoint:
                 "Everstep takes no pyarrow filesystems: give a folder or a URI as the path instead.",
                 "Checkpoint.filesystem",
             )
-        self._path = _address(path)
+        self._path = address_of(path)
         self._options = dict(storage_options or {})
 
     @property
@@ -145,6 +137,8 @@ class Checkpoint:
 
     def get_metadata(self) -> dict[str, Any]:
         """The dict that was stored with the checkpoint; empty if none was."""
+        from everstep.storage.checkpoints import METADATA_FILE
+
         store = self._store()
         file = store.address(METADATA_FILE)
         text = store.read(METADATA_FILE)
@@ -162,6 +156,8 @@ class Checkpoint:
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Store a dict with the checkpoint, in place of the one before."""
+        from everstep.storage.checkpoints import METADATA_FILE
+
         try:
             text = json.dumps(dict(metadata))
         except (TypeError, ValueError) as error:
@@ -260,100 +256,7 @@ class ReportedCheckpoint:
     """Whether it is validated."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run came to. Metrics are rank 0's."""
-
-    metrics: dict[str, Any] | None
-    """The latest that were reported; ``None`` if none were."""
-    checkpoint: Checkpoint | None
-    """The newest that is committed."""
-    error: TrainingFailedError | None
-    """Why the run failed, if it did."""
-    path: str
-    """The run's folder."""
-    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
-    """Every checkpoint that was kept, with its metrics: the best last, by
-    ``CheckpointConfig(checkpoint_score_attribute=…)``; without one, the newest.
-    """
-    metrics_history: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Every report of the run, in order, across restarts."""
-    return_value: Any = None
-    """What the training function returned on rank 0."""
-    goodput: float = 0.0
-    """The share of all time, of all workers that were wanted, in steps that were not done again."""
-    ledger: dict[str, float] = field(default_factory=dict, repr=False)
-    """Where the time went: seconds by category, summed over workers. They add up to all there was."""
-
-    @cached_property
-    def metrics_dataframe(self) -> pandas.DataFrame | None:
-        """``metrics_history`` as a table, one row a report; ``None`` without any. Needs pandas."""
-        if not self.metrics_history:
-            return None
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError(
-                "Result.metrics_dataframe needs pandas, which isn't installed. Run `pip install pandas`, or "
-                "use Result.metrics_history, a list of dicts."
-            ) from error
-        return pandas.DataFrame(self.metrics_history)
-
-    @property
-    def config(self) -> NoReturn:
-        """Ray Tune's; refused."""
-        raise RefusedAttributeError(
-            "Result.config is refused.", "Use the train_loop_config that you gave the trainer."
-        )
-
-    @property
-    def filesystem(self) -> NoReturn:
-        """Ray Train's; refused."""
-        raise RefusedAttributeError("Result.filesystem is refused.", "Result.path is a plain path: use that.")
-
-    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
-        """The kept checkpoint with the highest (``mode="max"``) or lowest (``"min"``) metric. NaN is worst.
-
-        ``metric`` may name one in a nested dict: ``"eval/loss"``.
-        """
-        if mode not in ("max", "min"):
-            raise ConfigError(f"mode is {mode!r}, expected 'max' or 'min'.", "Pick one of these.", "mode")
-        if not self.best_checkpoints:
-            raise RuntimeError(
-                "The run has no checkpoint. Make one with everstep.report(metrics, checkpoint=…)."
-            )
-        scored = [
-            (score, checkpoint)
-            for checkpoint, metrics in self.best_checkpoints
-            if (score := find_metric(metrics, metric)) is not None
-        ]
-        if not scored:
-            known = (
-                ", ".join(sorted({str(name) for _, metrics in self.best_checkpoints for name in metrics}))
-                or "none"
-            )
-            raise RuntimeError(
-                f"No checkpoint was reported with a metric {metric!r}. Those reported: {known}."
-            )
-        sign = 1 if mode == "max" else -1
-        return max(scored, key=lambda pair: -math.inf if math.isnan(pair[0]) else sign * pair[0])[1]
-
-    @classmethod
-    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: None = None) -> Result:
-        """The result of a run, read back from its folder."""
-        if storage_filesystem is not None:
-            raise RefusedError(
-                f"Result.from_path(storage_filesystem={storage_filesystem!r}) is refused.",
-                "Everstep takes no pyarrow filesystems: give a folder as the path instead.",
-                "Result.from_path.storage_filesystem",
-            )
-        # The one import against the stream: the driver reads runs back, and Ray Train's name for it is here.
-        from everstep.driver.history import load_result
-
-        return load_result(_address(path))
-
-
-def _address(path: str | os.PathLike[str]) -> str:
+def address_of(path: str | os.PathLike[str]) -> str:
     """An absolute folder, or a URI without a slash at its end."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ConfigError(
@@ -366,25 +269,3 @@ def _address(path: str | os.PathLike[str]) -> str:
     if parts.scheme == "file":
         return os.path.abspath(unquote(parts.path))
     return text.rstrip("/")
-
-
-def find_metric(metrics: Mapping[str, Any], name: str) -> float | None:
-    """The number called ``name``, or found by following ``a/b`` through nested dicts. Names may have slashes
-    of their own.
-    """
-    try:
-        found = _found(metrics, name)
-        return None if found is None else float(found)
-    except (TypeError, ValueError):
-        return None
-
-
-def _found(metrics: Mapping[str, Any], name: str) -> Any:
-    if (found := metrics.get(name)) is not None:
-        return found
-    nested = (
-        _found(value, name.removeprefix(f"{key}/"))
-        for key, value in metrics.items()
-        if isinstance(value, Mapping) and name.startswith(f"{key}/")
-    )
-    return next((found for found in nested if found is not None), None)

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import cloudpickle
 
-from everstep.agent import framing
 from everstep.errors import TooLargeError
+from everstep.protocol import framing
 from everstep.session import current
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.agent import wire
+from everstep.protocol import wire
 from everstep.refusals import TuneContext
 
 

@@ -178,15 +178,3 @@ def _check(name: str, source: Any) -> None:
 def is_rays(source: object) -> bool:
     """Whether it is a data set of Ray Data's."""
     return any(kind.__module__.startswith("ray.data") for kind in type(source).__mro__)
-
-
-def get_dataset_shard(dataset_name: str | None = None) -> Any:
-    """This worker's share of a data set that the ``Trainer`` was given.
-
-    Each loop over it is one pass, dealt to the workers in batches. Its place is saved with every checkpoint
-    that is reported, so that after a restart, on any number of workers, each sample of the pass is seen
-    once. A ``ray.data.Dataset`` gives Ray's own iterator, whose position isn't saved.
-    """
-    from everstep.session import current
-
-    return current("get_dataset_shard").datasets.shard(dataset_name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from everstep.agent import framing
 from everstep.errors import ConfigError, TooLargeError
+from everstep.protocol import framing
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=framing.encode_odd)
 NO_METRICS = msgspec.Raw(msgspec.msgpack.encode({}))
@@ -40,3 +41,25 @@ def too_large(metrics: dict[str, Any], size: int) -> TooLargeError:
         "reported at once",
         "save large values as files of a checkpoint, and report numbers about them",
     )
+
+
+def find_metric(metrics: Mapping[str, Any], name: str) -> float | None:
+    """The number called ``name``, or found by following ``a/b`` through nested dicts. Names may have slashes
+    of their own.
+    """
+    try:
+        found = _found(metrics, name)
+        return None if found is None else float(found)
+    except (TypeError, ValueError):
+        return None
+
+
+def _found(metrics: Mapping[str, Any], name: str) -> Any:
+    if (found := metrics.get(name)) is not None:
+        return found
+    nested = (
+        _found(value, name.removeprefix(f"{key}/"))
+        for key, value in metrics.items()
+        if isinstance(value, Mapping) and name.startswith(f"{key}/")
+    )
+    return next((found for found in nested if found is not None), None)

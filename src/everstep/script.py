@@ -12,38 +12,6 @@ import runpy
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from everstep.config import RunConfig, ScalingConfig
-
-
-def launch(
-    script: str,
-    *,
-    is_module: bool,
-    framework: str,
-    scaling: ScalingConfig,
-    run: RunConfig,
-    engine: object,
-) -> None:
-    """Run it on workers, until it has ended in all of them."""
-    from everstep.backend.jax import JaxScriptBackend
-    from everstep.backend.script import ScriptBackend
-    from everstep.driver.run import RunSpec, run_training
-
-    restarts = run.failure_config.max_failures
-    run_training(
-        RunSpec(
-            train_fn=ScriptRun(script, is_module=is_module),
-            train_loop_config=None,
-            datasets={},
-            backend=JaxScriptBackend() if framework == "jax" else ScriptBackend(restarts),
-            scaling=scaling,
-            run=run,
-            engine=engine,
-        )
-    )
 
 
 class ScriptRun:

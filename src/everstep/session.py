@@ -6,7 +6,6 @@ questions with an answer. Nothing here knows which engine or backend there is.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from everstep.agent import framing, wire, words
-from everstep.agent.progress import Progress
 from everstep.agreed import AgreedValue
 from everstep.checkpoint import (
     Checkpoint,
@@ -31,10 +28,13 @@ from everstep.context import TrainContext
 from everstep.control.vitals import Stage
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import StorageError
+from everstep.here import enter_context
 from everstep.metrics import NO_METRICS, encode_metrics, too_large
+from everstep.protocol import framing, wire, words
+from everstep.protocol.progress import Progress
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.keeper import HostMemory, Taken
-from everstep.snapshots.layout import Index, holds_state, rank_of_index
+from everstep.snapshots.layout import holds_state, places_in, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.writing import OwnMemory
 from everstep.storage import checkpoints as store, restore, snapshots
@@ -328,7 +328,7 @@ class Session:
             self.spec.storage_options,
         )
         return agreed_places(
-            {path: data if is_place_file(path) else _places_in(data) for path, data in found.items()}
+            {path: data if is_place_file(path) else places_in(data) for path, data in found.items()}
         )
 
     def checkpoint(self) -> Checkpoint | None:
@@ -437,10 +437,6 @@ class Session:
         return self._link.ask(what, body, None)
 
 
-def _places_in(index: bytes) -> bytes:
-    return json.dumps({"places": Index.decoded(index).places}).encode()
-
-
 def _has_state(checkpoint: Checkpoint) -> bool:
     manifest = store.manifest_of(checkpoint._store())
     return manifest is not None and holds_state(file.path for file in manifest.files)
@@ -478,6 +474,7 @@ def enter(session: Session | None) -> None:
     """Make this the process's session."""
     global _session, _pid
     _session, _pid = session, os.getpid()
+    enter_context(session.context if session is not None else None)
 
 
 @contextmanager

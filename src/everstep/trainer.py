@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
 from everstep.backend.base import Backend, NoBackend
-from everstep.checkpoint import Result
 from everstep.config import RunConfig, ScalingConfig
 from everstep.datasets import checked_datasets
+from everstep.driver.result import Result
 from everstep.errors import ConfigError, RefusedError
 from everstep.refusals import refuse_arguments
 from everstep.validation import ValidationConfig

@@ -144,6 +144,16 @@ def get_context() -> TrainContext:
     return current("get_context").context
 
 
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """This worker's share of a data set that the ``Trainer`` was given.
+
+    Each loop over it is one pass, dealt to the workers in batches. Its place is saved with every checkpoint
+    that is reported, so that after a restart, on any number of workers, each sample of the pass is seen
+    once. A ``ray.data.Dataset`` gives Ray's own iterator, whose position isn't saved.
+    """
+    return current("get_dataset_shard").datasets.shard(dataset_name)
+
+
 def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,

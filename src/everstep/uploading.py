@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from everstep.agent import framing, wire, words
 from everstep.checkpoint import Checkpoint
 from everstep.errors import ConfigError, StorageError
+from everstep.protocol import framing, wire, words
 from everstep.snapshots.segments import Slot
 from everstep.snapshots.writing import write
 from everstep.storage import checkpoints as store, snapshots

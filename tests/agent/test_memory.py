@@ -128,7 +128,7 @@ def test_a_slot_without_which_nothing_can_be_saved_is_given_in_any_case(agent: A
 def test_memory_that_was_promised_and_is_not_in_use_yet_counts(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep.agent.kernel.memory", lambda: (50 << 20, 100 << 20))
+    monkeypatch.setattr("everstep.kernel.memory", lambda: (50 << 20, 100 << 20))
     assert shortage(30 << 20, agent.memory, 1.0) == ""
     agent.do(lambda: agent.memory.make(0, {"state": 20 << 20}))
     assert "0.0 GiB needed, and 0.0 GiB of the host's 0.1 GiB are free" in shortage(

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.agent.script import LogHandler, Script, set_up_logging, this_script
+from everstep.protocol.script import LogHandler, Script, set_up_logging, this_script
 
 NAME = "everstep-test-script"
 

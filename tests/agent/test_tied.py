@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.agent.host import READY, SOCKET
 from processes import LIMIT_S, alive, wait_for
 

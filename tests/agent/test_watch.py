@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from everstep.agent import kernel, stacks, wire
-from everstep.agent.progress import Page, Progress, Seen, shared_memory
+from everstep import kernel
 from everstep.agent.watch import Watched
 from everstep.backend.base import Member
 from everstep.control.vitals import StackPlace, Stage, Vitals
+from everstep.protocol import stacks, wire
+from everstep.protocol.progress import Page, Progress, Seen, shared_memory
 from everstep.topology.placement import Assignment
 from processes import wait_for
 
@@ -133,7 +134,7 @@ def test_a_stack_that_is_taken_while_python_is_locked_names_the_line(tmp_path: P
     script = tmp_path / "locked.py"
     script.write_text(
         "import ctypes, sys\n"
-        "from everstep.agent.progress import Page, Progress\n"
+        "from everstep.protocol.progress import Page, Progress\n"
         "progress = Progress(Page(int(sys.argv[1])))\n"
         "def locks():\n"
         "    mutex = ctypes.create_string_buffer(256)\n"

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from hypothesis import given, strategies as st
 
-from everstep.agent import framing, template_words, wire, words
+from everstep.protocol import framing, template_words, wire, words
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 97), min_size=1))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.driver import journal
 from everstep.driver.history import read_history
 from everstep.driver.registry import live_runs

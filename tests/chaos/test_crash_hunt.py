@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.driver.history import read_history
 from everstep.driver.registry import hosts_of, live_runs
 from everstep.storage.restore import verify

@@ -190,7 +190,7 @@ def test_a_data_set_that_cant_be_pickled_is_named(tmp_path: Path) -> None:
 def test_a_data_set_that_is_too_large_to_be_sent_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep.agent.framing.MAX_PAYLOAD", 1 << 20)
+    monkeypatch.setattr("everstep.protocol.framing.MAX_PAYLOAD", 1 << 20)
     large = numpy.zeros(2 << 20, dtype=numpy.uint8)
     with pytest.raises(FunctionLoadError, match=r"most of it datasets\['train'\]"):
         Trainer(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from everstep.agent import words
 from everstep.driver.meeting import Meeting
+from everstep.protocol import words
 
 
 class Heard:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from everstep import MemoryConfig
-from everstep.agent import words
 from everstep.driver.states import SnapshotCadence
+from everstep.protocol import words
 
 
 class Training:

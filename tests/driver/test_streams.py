@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from everstep.agent import framing, words
 from everstep.control.reports import Part
 from everstep.driver.streams import Summary, WorkerStream
+from everstep.protocol import framing, words
 from everstep.topology.placement import Assignment
 
 HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from everstep.agent import framing, wire, words
 from everstep.backend.base import Member
 from everstep.control.snapshots import Copy
 from everstep.driver.takeover import LeftBehind
+from everstep.protocol import framing, wire, words
 from everstep.topology.placement import Assignment
 
 HOSTS = ["a", "b"]

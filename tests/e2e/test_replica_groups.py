@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, UserCallback
-from everstep.agent import kernel
+from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, UserCallback, kernel
 from everstep.control.commands import GroupStarted, RecoveryDecided, Rung
 from everstep.driver import journal
 from everstep.driver.registry import live_runs

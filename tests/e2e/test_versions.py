@@ -12,9 +12,9 @@ import pytest
 
 import everstep
 from everstep import RunConfig, Trainer
-from everstep.agent import framing, wire
 from everstep.engine.local.cluster import socket_of
 from everstep.errors import AgentVersionError
+from everstep.protocol import framing, wire
 from everstep.testing import LocalCluster
 from processes import LIMIT_S, alive, wait_for
 

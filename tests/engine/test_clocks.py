@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from everstep.agent import framing, wire
 from everstep.backend.base import NoBackend
 from everstep.control.failures import Incident
 from everstep.driver.exits import failure_of
 from everstep.engine.ray.clocks import HostClock
+from everstep.protocol import framing, wire
 
 HOUR = 3600.0
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from everstep import ConfigError, RunConfig, ScalingConfig, WorkerGroupError
-from everstep.agent import words
 from everstep.driver.states import StatesDue
+from everstep.protocol import words
 from everstep.torch import TorchTrainer
 from processes import wait_for
 

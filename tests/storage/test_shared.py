@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from everstep import FailureConfig, RunConfig, ScalingConfig, Trainer
-from everstep.agent import wire
 from everstep.engine.local.engine import LocalEngine
 from everstep.errors import StorageAccessError
+from everstep.protocol import wire
 from everstep.storage import shared
 from everstep.storage.store import open_store
 from everstep.testing import LocalCluster

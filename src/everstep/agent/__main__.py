@@ -14,7 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from everstep.agent import guard, kernel
+from everstep import kernel
+from everstep.agent import guard
 from everstep.agent.turn import Turn
 
 _TURN_S = 60.0

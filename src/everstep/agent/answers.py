@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from everstep.agent import words
+from everstep.protocol import words
 
 
 @dataclass(frozen=True)

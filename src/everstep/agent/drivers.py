@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Protocol
 
-from everstep.agent import framing, wire
+from everstep.protocol import framing, wire
 
 _HIGH_WATER = 64 << 20
 

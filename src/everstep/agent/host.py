@@ -13,7 +13,8 @@ import socket
 import time
 from pathlib import Path
 
-from everstep.agent import descriptors, kernel, wire, words
+from everstep import kernel
+from everstep.agent import descriptors
 from everstep.agent.drivers import Beats, Connection, Holder
 from everstep.agent.forwarder import Forwarder
 from everstep.agent.guard import end_children
@@ -23,6 +24,7 @@ from everstep.agent.stops import Stops
 from everstep.agent.watch import Watch
 from everstep.agent.workers import HostWorkers, WorkerProcess
 from everstep.control.failures import Kind
+from everstep.protocol import wire, words
 
 SOCKET = "agent.sock"
 READY = "ready"

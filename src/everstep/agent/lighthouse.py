@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.backend.network import join_address
 
 _HEALTHY_S = 1.0

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from everstep.agent import kernel, memory_words
+from everstep import kernel
 from everstep.control.snapshots import Copy
+from everstep.protocol import memory_words
 from everstep.snapshots.segments import Segment, Slot
 from everstep.storage.checkpoints import Share
 

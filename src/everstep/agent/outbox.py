@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep.agent import framing
+from everstep.protocol import framing
 
 MOST_BYTES = framing.MAX_FRAME + (64 << 20)
 """One frame of any size fits, and many of the usual size."""

@@ -6,9 +6,9 @@ import asyncio
 import fcntl
 import os
 
-from everstep.agent import wire
 from everstep.agent.drivers import Holder
 from everstep.agent.logs import WorkerLog
+from everstep.protocol import wire
 
 _READ = 1 << 18
 _PIPE = 1 << 20

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.agent import kernel, template_words, wire
+from everstep import kernel
 from everstep.agent.drivers import Holder
 from everstep.agent.spawner import Recipe, TemplateProcess
 from everstep.control.failures import Kind
+from everstep.protocol import template_words, wire
 
 _STORAGE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep.agent import framing, kernel, template_words, wire
+from everstep import kernel
 from everstep.agent.outbox import Outbox
+from everstep.protocol import framing, template_words, wire
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import asyncio
 import signal
 from dataclasses import dataclass
 
-from everstep.agent import wire
 from everstep.agent.drivers import Holder
 from everstep.agent.workers import HostWorkers, WorkerProcess
+from everstep.protocol import wire
 
 
 @dataclass

@@ -23,9 +23,11 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from everstep.agent import framing, kernel, template_words, threads, wire
-from everstep.agent.script import set_up_logging
+from everstep import kernel
+from everstep.agent import threads
 from everstep.backend.base import packages_of
+from everstep.protocol import framing, template_words, wire
+from everstep.protocol.script import set_up_logging
 
 _FDS_PER_FORK = 4
 

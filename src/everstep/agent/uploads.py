@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everstep.agent import framing, kernel, wire
+from everstep import kernel
+from everstep.protocol import framing, wire
 from everstep.snapshots.segments import Slot
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from everstep.agent import framing, kernel, stacks, wire
-from everstep.agent.progress import Page, Seen
+from everstep import kernel
 from everstep.control.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
+from everstep.protocol import framing, stacks, wire
+from everstep.protocol.progress import Page, Seen
 
 if TYPE_CHECKING:
     from everstep.agent.workers import HostWorkers, WorkerProcess

@@ -17,14 +17,15 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from everstep import session as sessions
-from everstep.agent import framing, kernel, raynode, scratch, wire, words
+from everstep import kernel, session as sessions
+from everstep.agent import raynode, scratch
 from everstep.agent.answers import Answers
 from everstep.agent.memory import WorkersMemory
-from everstep.agent.progress import Page, Progress
 from everstep.backend.base import Backend
 from everstep.control.vitals import Stage
 from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeError
+from everstep.protocol import framing, wire, words
+from everstep.protocol.progress import Page, Progress
 
 STOPPED = 128 + signal.SIGTERM
 COLLECTIVES = ("barrier", "broadcast")

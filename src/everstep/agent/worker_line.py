@@ -12,10 +12,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.agent import wire, words
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.outbox import Outbox
 from everstep.agent.spool import Spool
+from everstep.protocol import wire, words
 
 _READ = 1 << 18
 _DISK_LOOK_S = 0.5

@@ -20,17 +20,19 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.agent import framing, kernel, scratch, template_words, wire, words
+from everstep import kernel
+from everstep.agent import scratch
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.logs import WorkerLog
 from everstep.agent.memory import PACKETS, Memory, MemoryLine
 from everstep.agent.output import WorkerOutput, output_pipe
 from everstep.agent.preparation import Preparation
-from everstep.agent.progress import Page, shared_memory
 from everstep.agent.spawner import TemplateProcess
 from everstep.agent.uploads import finish_uploads, write_snapshot
 from everstep.agent.watch import Watched
 from everstep.agent.worker_line import WorkerLine
+from everstep.protocol import framing, template_words, wire, words
+from everstep.protocol.progress import Page, shared_memory
 from everstep.snapshots.segments import Slot
 from everstep.storage.checkpoints import Share
 

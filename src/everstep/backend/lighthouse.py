@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.backend.network import join_address
 
 _EXTENSION = "torchft._torchft"

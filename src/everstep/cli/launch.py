@@ -102,8 +102,8 @@ def run(
     """
     from everstep.config import DEFAULT_STORAGE_PATH, FailureConfig, RunConfig, ScalingConfig
     from everstep.control.deadlines import Deadlines
+    from everstep.driver.scripts import launch
     from everstep.errors import EverstepError
-    from everstep.script import launch
 
     least, most = _hosts(nnodes)
     if most > 1 and engine != "ray":

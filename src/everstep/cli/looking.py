@@ -14,9 +14,9 @@ from everstep.cli.runs import RunCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from everstep.agent.stacks import Stacks
     from everstep.driver.registry import LiveWorker
     from everstep.observe.usage import Usage
+    from everstep.protocol.stacks import Stacks
 
 _POLL_S = 0.5
 
@@ -54,9 +54,9 @@ async def _take(workers: list[LiveWorker]) -> dict[int, Stacks]:
 
 
 async def _take_one(worker: LiveWorker) -> Stacks:
-    from everstep.agent.progress import page_of
-    from everstep.agent.stacks import NONE
     from everstep.agent.watch import take_stacks
+    from everstep.protocol.progress import page_of
+    from everstep.protocol.stacks import NONE
 
     page = page_of(worker.pid)
     if page is None:
@@ -76,7 +76,7 @@ def _grouped(found: dict[int, Stacks]) -> list[tuple[list[int], Stacks]]:
 
 
 def _text(taken: Stacks, threads: bool) -> str:
-    from everstep.agent.stacks import text_of
+    from everstep.protocol.stacks import text_of
 
     none = "no Python stack could be taken: it is stopped, or blocked in the kernel"
     return (taken.text.rstrip() if threads else text_of(taken.main)) or none

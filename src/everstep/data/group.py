@@ -8,6 +8,7 @@ import os
 from everstep.data.arguments import whole_number
 from everstep.data.plan import Rank
 from everstep.errors import ConfigError
+from everstep.here import context_here
 
 logger = logging.getLogger("everstep")
 
@@ -60,11 +61,8 @@ def warn_of_idle_ranks(here: Rank, micro_batches: int) -> None:
 
 
 def _rank_in_run() -> Rank | None:
-    from everstep.training import get_context
-
-    try:
-        context = get_context()
-    except RuntimeError:  # not in a training function
+    context = context_here()
+    if context is None:
         return None
     if context.get_num_replica_groups() > 1:
         raise ConfigError(

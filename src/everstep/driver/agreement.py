@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from everstep.agent import words
+from everstep.protocol import words
 
 
 class Agreement:

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 
 from everstep import session as sessions
-from everstep.agent import framing, words
 from everstep.agent.answers import Answers
 from everstep.backend.launched import LaunchedGroup
 from everstep.driver.questions import QUESTIONS
+from everstep.protocol import framing, words
 
 _HANG_UP_S = 10.0
 

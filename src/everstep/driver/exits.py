@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from everstep.agent import wire
 from everstep.backend.base import Backend
 from everstep.control.failures import Failure, Kind
+from everstep.protocol import wire
 from everstep.topology.slices import HostId
 
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep import session as sessions
-from everstep.agent import framing, wire, words
 from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
-from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus as Status, Result
+from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus as Status
 from everstep.control.commands import Outcome, PhaseChanged
 from everstep.control.events import CheckpointRef
 from everstep.control.reports import Ready, ReportBook, Settled
@@ -28,10 +27,11 @@ from everstep.driver.agreement import Agreement
 from everstep.driver.beside import BesideLink, agree, hear, stop_listening
 from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
-from everstep.driver.history import plain_value, read_history, result_of, to_delete
+from everstep.driver.history import plain_value, read_history, to_delete
 from everstep.driver.lease import Lease
 from everstep.driver.questions import QUESTIONS, all_kept, listing, newest_of
 from everstep.driver.repair import Repair
+from everstep.driver.result import Result, result_of
 from everstep.driver.scores import Scores
 from everstep.driver.states import StatesDue
 from everstep.driver.validations import validate_here
@@ -43,6 +43,7 @@ from everstep.errors import (
     WorkerGroupError,
 )
 from everstep.metrics import NO_METRICS
+from everstep.protocol import framing, wire, words
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Limits, Store, open_store

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus, Result, find_metric
+from everstep.checkpoint import ReportedCheckpointStatus
 from everstep.config import CheckpointConfig
 from everstep.control.checkpoints import Checkpoints
 from everstep.control.commands import (
@@ -26,10 +26,9 @@ from everstep.control.failures import Budget, Failure, Kind
 from everstep.driver import journal, records
 from everstep.driver.ledger import RunLedger
 from everstep.engine.local.cluster import runtime_folder
-from everstep.errors import NoRunError, TrainingFailedError
-from everstep.metrics import NO_METRICS
+from everstep.metrics import NO_METRICS, find_metric
 from everstep.storage.asynchronous import AsyncStore
-from everstep.storage.store import Store, open_store
+from everstep.storage.store import Store
 from everstep.topology.placement import Assignment
 
 
@@ -314,52 +313,6 @@ def log_folder(run: Store) -> Path:
     if run.is_local:
         return Path(run.address()) / "logs"
     return runtime_folder() / "logs" / hashlib.sha256(run.address().encode()).hexdigest()[:24]
-
-
-def result_of(run: Store, history: History, options: Mapping[str, str] | None = None) -> Result:
-    """A run's result, from its history."""
-    newest, opened = history.newest, history.opened
-    ranked = history.ranked(opened.score, opened.score_order) if opened is not None else history.in_order()
-
-    def checkpoint(kept: KeptCheckpoint) -> Checkpoint:
-        return Checkpoint(kept.address(run), storage_options=options)
-
-    rows: list[dict[str, Any]] = [msgspec.msgpack.decode(raw) for raw in history.metrics]
-    ledger = history.ledger.until()
-    return Result(
-        metrics=_latest_metrics(history, rows),
-        checkpoint=checkpoint(newest) if newest is not None else None,
-        error=TrainingFailedError(history.message) if history.outcome == "failed" else None,
-        path=run.address(),
-        best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in ranked],
-        metrics_history=rows,
-        return_value=msgspec.msgpack.decode(history.value) if history.value else None,
-        goodput=ledger.goodput,
-        ledger={category.value: seconds for category, seconds in ledger.total.items()},
-    )
-
-
-def _latest_metrics(history: History, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What was reported last; with what the validation of its checkpoint has found, if it has one."""
-    newest = history.newest
-    if not rows or newest is None:
-        return rows[-1] if rows else newest.metrics if newest is not None else None
-    ref, last = newest.ref, history.reported[-1]
-    report = (last.epoch, last.group, last.generation, last.first + len(last.rows) - 1)
-    is_its_own = report == (ref.epoch, ref.group, ref.generation, ref.index)
-    return {**rows[-1], **newest.metrics} if is_its_own else rows[-1]
-
-
-def load_result(path: str) -> Result:
-    run = open_store(path)
-    history = read_history(run)
-    if history.owner is None:
-        missing = run.is_local and not Path(path).is_dir()
-        why = "there is no such folder" if missing else "it has no journal"
-        raise NoRunError(
-            f"{path} is not the folder of a run: {why}", "give the folder that Result.path names", "path"
-        )
-    return result_of(run, history)
 
 
 def plain_value(value: Any) -> bytes | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from everstep.agent import wire
 from everstep.control.controller import Controller
 from everstep.control.deadlines import Deadlines
 from everstep.driver import records
@@ -19,6 +18,7 @@ from everstep.driver.history import History
 from everstep.driver.journal import Journal, JournalRemovedError
 from everstep.driver.uncommitted import Uncommitted
 from everstep.errors import StorageError
+from everstep.protocol import wire
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import MANIFEST
 from everstep.topology.slices import HostId

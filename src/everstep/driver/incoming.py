@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
-from everstep.agent import wire
 from everstep.control import events as e
 from everstep.control.failures import Failure, Kind
 from everstep.driver.clock import Clock
@@ -13,6 +12,7 @@ from everstep.driver.lighthouse import Lighthouse
 from everstep.driver.observer import Observer
 from everstep.driver.takeover import LeftBehind
 from everstep.driver.workers import Workers
+from everstep.protocol import wire
 from everstep.topology.slices import HostId, HostView
 
 

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.agent import wire
-from everstep.agent.script import Script
 from everstep.backend.base import Backend, Member
 from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.callbacks import UserCallback
@@ -17,6 +15,8 @@ from everstep.control.controller import Settings
 from everstep.control.settings import OnHang
 from everstep.driver import payload
 from everstep.engine.base import Aside, Engine, EngineRequest
+from everstep.protocol import wire
+from everstep.protocol.script import Script
 from everstep.storage.store import Limits, Store
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId

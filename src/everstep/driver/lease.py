@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.driver import journal, records
 from everstep.driver.clock import Clock
 from everstep.driver.history import History

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from everstep.agent import wire
+from everstep.protocol import wire
 from everstep.topology.slices import HostId
 
 

@@ -13,7 +13,6 @@ from typing import Any, assert_never
 
 import msgspec
 
-from everstep.agent import wire, words
 from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.checkpoint import ReportedCheckpointStatus
 from everstep.control import commands as c, events as e
@@ -41,6 +40,7 @@ from everstep.driver.validations import Validations
 from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
+from everstep.protocol import wire, words
 from everstep.storage.asynchronous import AsyncStore
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, natural_key

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from everstep.agent import words
+from everstep.protocol import words
 
 
 class Meeting:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from everstep.agent import words
 from everstep.driver.clock import Clock
 from everstep.driver.streams import WorkerStream
+from everstep.protocol import words
 from everstep.topology.slices import HostId
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import cloudpickle
 
-from everstep.agent import framing
 from everstep.agent.late import LoadedByWorker
 from everstep.backend.base import Backend, packages_of
 from everstep.errors import ConfigError, FunctionLoadError
+from everstep.protocol import framing
 from everstep.script import ScriptRun
 
 # Importing these starts threads or talks to a cluster: not before a fork.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.agent import words
 from everstep.config import CheckpointConfig
 from everstep.control.controller import Controller
 from everstep.driver.clock import Clock
 from everstep.driver.history import History, KeptCheckpoint, to_delete
 from everstep.driver.uncommitted import EQUALLY_OFTEN, named
+from everstep.protocol import words
 from everstep.storage.store import Store
 
 QUESTIONS = ("checkpoints", "validated", "newest")

@@ -266,7 +266,7 @@ def _check_format(opened: Opened) -> None:
 
 def this_process(engine: str = "") -> Owner:
     """This process, as an owner."""
-    from everstep.agent import kernel
+    from everstep import kernel
 
     boot = Path("/proc/sys/kernel/random/boot_id")
     return Owner(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.engine.local.cluster import HostFile, read_hosts, runtime_folder
 
 

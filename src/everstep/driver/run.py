@@ -19,12 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from everstep import __version__
-from everstep.agent.script import this_script
 from everstep.backend.base import Backend
 from everstep.backend.launched import JoinsLaunched, LaunchedGroup, launched_member
 from everstep.backend.visibility import visible_devices
 from everstep.callbacks import TrainRunContext
-from everstep.checkpoint import Result
 from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import EndRun, Outcome
 from everstep.control.events import StopKind
@@ -34,13 +32,14 @@ from everstep.driver.callbacks import Callbacks
 from everstep.driver.clock import MachineClock
 from everstep.driver.display import PlainDisplay, make_display
 from everstep.driver.here import Opening, run_beside, run_here
-from everstep.driver.history import History, log_folder, result_of
+from everstep.driver.history import History, log_folder
 from everstep.driver.interrupts import quiet, run_thread
 from everstep.driver.job import Job
 from everstep.driver.lease import Lease, is_dead, take
 from everstep.driver.loop import Driver
 from everstep.driver.observer import Observer
 from everstep.driver.registry import Registry
+from everstep.driver.result import Result, result_of
 from everstep.driver.verdict import error_for
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
@@ -53,6 +52,7 @@ from everstep.errors import (
     FencedError,
     ReturnValueError,
 )
+from everstep.protocol.script import this_script
 from everstep.storage.asynchronous import AsyncStore, ImmediateStore, ThreadedStore
 from everstep.storage.folder import make_private
 from everstep.storage.shared import leave_marker

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everstep.checkpoint import find_metric
 from everstep.config import CheckpointConfig
 from everstep.driver.history import KeptCheckpoint
+from everstep.metrics import find_metric
 
 _SHOWN = 8
 

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from everstep.agent import words
 from everstep.config import MemoryConfig
+from everstep.protocol import words
 
 MAX_STALL = 0.02
 """Of the time: how long training may wait for snapshots, if nobody says how often they are to be taken."""

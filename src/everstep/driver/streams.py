@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.agent import framing, words
+from everstep.protocol import framing, words
 from everstep.topology.placement import Assignment
 
 Key = tuple[int, int, int]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from everstep.agent import wire, words
 from everstep.control.deadlines import Deadlines
 from everstep.control.events import Adopted, Remains
 from everstep.control.snapshots import Copy
 from everstep.driver.streams import Key, WorkerStream
 from everstep.engine.base import Engine
+from everstep.protocol import wire, words
 from everstep.topology.slices import HostId, SliceName
 
 

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 import cloudpickle
 import msgspec
 
-from everstep.agent import framing
 from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus as Status
 from everstep.control.events import StopKind
 from everstep.driver.history import History, KeptCheckpoint
 from everstep.driver.job import Job
 from everstep.engine.base import Aside, AsideDiedError, AsideFailedError
 from everstep.metrics import NO_METRICS
+from everstep.protocol import framing
 from everstep.storage.asynchronous import AsyncStore
 from everstep.validation import ValidationTask
 

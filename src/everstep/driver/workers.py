@@ -8,7 +8,6 @@ from typing import Any, assert_never
 
 import cloudpickle
 
-from everstep.agent import framing, wire, words
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
@@ -29,6 +28,7 @@ from everstep.driver.rows import Rows
 from everstep.driver.states import SnapshotCadence
 from everstep.driver.streams import Key, WorkerStream
 from everstep.engine.base import Engine
+from everstep.protocol import framing, wire, words
 from everstep.topology.slices import HostId
 
 Emit = Callable[[e.AnyEvent], None]

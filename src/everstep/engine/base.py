@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from everstep.agent import wire
-from everstep.agent.script import Script
 from everstep.control.deadlines import Deadlines
 from everstep.control.failures import Failure
+from everstep.protocol import wire
+from everstep.protocol.script import Script
 from everstep.topology.slices import HostId, HostView, SliceName
 from everstep.topology.wanted import Wanted
 

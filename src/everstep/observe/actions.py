@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import signal
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.driver.housekeeping import stop_request
 from everstep.driver.registry import LiveRun, hosts_of, live_runs
 from everstep.engine.local.cluster import HostFile

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.driver.registry import live_runs
 from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import EverstepError

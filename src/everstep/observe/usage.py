@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.agent import kernel
-from everstep.agent.progress import Seen, page_of
+from everstep import kernel
 from everstep.driver.registry import LiveWorker
+from everstep.protocol.progress import Seen, page_of
 
 _STATES = {"T": "stopped", "t": "traced", "D": "blocked in the kernel"}
 """Of a process, those that say more than that it is there."""

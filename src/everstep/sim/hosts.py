@@ -18,13 +18,13 @@ from typing import assert_never, cast
 import cloudpickle
 import msgspec
 
-from everstep.agent import framing, wire, words
 from everstep.agent.spool import Spool
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
 from everstep.driver.streams import Summary
 from everstep.engine.base import Aside, AsideDiedError, EngineRequest, Sink
 from everstep.errors import StorageError
+from everstep.protocol import framing, wire, words
 from everstep.sim.disk import View
 from everstep.sim.time import Process, VirtualTime
 from everstep.storage import checkpoints, restore

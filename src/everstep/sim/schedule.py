@@ -219,7 +219,7 @@ class Schedule:
         )  # fmt: skip
 
     def _workers_start(self, engine: SimEngine, spec: object) -> None:
-        from everstep.agent import wire
+        from everstep.protocol import wire
 
         assert isinstance(spec, wire.WorkerSpec)
         seat = next(seat for seat in self.seats if seat.engine is engine)

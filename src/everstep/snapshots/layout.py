@@ -172,3 +172,8 @@ def covered(shard: Shard, parts: Iterable[Shard]) -> int:
         if shared is not None:
             total += math.prod(s.stop - s.start for s in shared[0])
     return total
+
+
+def places_in(index: bytes) -> bytes:
+    """Of data sets, as their own files in a checkpoint have them."""
+    return json.dumps({"places": Index.decoded(index).places}).encode()

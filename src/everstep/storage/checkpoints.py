@@ -40,6 +40,8 @@ from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
 MANIFEST = ".manifest.json"
 PARTS = ".parts"
 NAMES = ".names"
+METADATA_FILE = ".metadata.json"
+"""Where ``Checkpoint.set_metadata`` keeps its dict: inside the folder, as Ray Train does."""
 FORMAT = 3
 """Of part records and manifests. 1 had no epoch and index in its parts, and no ranks in its manifests. 2 had
 manifests without a seal, and without what the journal says of a checkpoint.

@@ -26,9 +26,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.checkpoint import METADATA_FILE
 from everstep.errors import DamagedCheckpointError, StorageError
-from everstep.storage.checkpoints import MANIFEST, Manifest, manifest_of
+from everstep.storage.checkpoints import MANIFEST, METADATA_FILE, Manifest, manifest_of
 from everstep.storage.folder import Draft, FolderStore, compare, digest_of, files_below, make_private
 from everstep.storage.private import no_room, private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store

@@ -17,9 +17,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from everstep.agent import framing, kernel
-from everstep.agent.script import Script, call
+from everstep import kernel
 from everstep.engine.base import Aside, AsideDiedError, AsideFailedError
+from everstep.protocol import framing
+from everstep.protocol.script import Script, call
 
 _DONE, _RAISED = b"d", b"r"
 

@@ -22,7 +22,7 @@ from types import TracebackType
 
 import msgspec
 
-from everstep.agent import kernel
+from everstep import kernel
 from everstep.agent.guard import remove_scratch
 from everstep.agent.host import SOCKET
 from everstep.errors import EverstepError

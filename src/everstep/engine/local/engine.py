@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from everstep.agent import framing, kernel, wire
+from everstep import kernel
 from everstep.control.failures import Failure, Kind
 from everstep.engine.base import Aside, EngineRequest, Sink
 from everstep.engine.hearing import Hearing
@@ -18,6 +18,7 @@ from everstep.engine.local.cluster import HostFile, LocalCluster, read_hosts, ru
 from everstep.engine.local.machine import check_feasible, visible_gpus
 from everstep.engine.local.own_host import OwnHost
 from everstep.errors import AgentVersionError, EverstepError
+from everstep.protocol import framing, wire
 from everstep.topology.slices import HostId, HostView, SliceName
 
 _LOOK_S = 0.1

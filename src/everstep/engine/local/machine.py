@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from everstep.agent import descriptors, kernel
+from everstep import kernel
+from everstep.agent import descriptors
 from everstep.engine.base import EngineRequest
 from everstep.engine.local.cluster import LocalCluster
 from everstep.errors import InfeasibleResourcesError, RefusedError

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import ray
 
-from everstep.agent import framing, kernel, raynode, wire
+from everstep import kernel
+from everstep.agent import raynode
 from everstep.agent.host import SOCKET
 from everstep.engine.local.cluster import runtime_folder
 from everstep.engine.ray import cluster
+from everstep.protocol import framing, wire
 
 START_S = 60.0
 """How long an agent may take to start; also how long it waits for an earlier one on the same node to end."""

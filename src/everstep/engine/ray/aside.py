@@ -7,9 +7,9 @@ import asyncio
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from everstep.agent import framing
-from everstep.agent.script import call
 from everstep.engine.base import Aside, AsideDiedError, AsideFailedError
+from everstep.protocol import framing
+from everstep.protocol.script import call
 
 
 async def run_aside(work: Aside) -> bytes:

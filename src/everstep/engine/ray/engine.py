@@ -15,7 +15,6 @@ import asyncio
 import random
 import time
 
-from everstep.agent import wire
 from everstep.control.failures import Failure, Kind
 from everstep.engine.base import Aside, EngineRequest, Sink
 from everstep.engine.hearing import Hearing
@@ -29,6 +28,7 @@ from everstep.engine.ray.reservations import Reservations
 from everstep.engine.ray.sweeper import SweeperLine
 from everstep.engine.ray.upkeep import OffLoop, keep_doing
 from everstep.engine.ray.watch import ClusterWatch, look_at_cluster
+from everstep.protocol import wire
 from everstep.topology.slices import HostId, HostView, SliceName
 
 _LOOK_S = 0.25

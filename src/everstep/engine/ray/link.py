@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayError
 
-from everstep.agent import framing, wire
 from everstep.engine.base import EngineRequest
 from everstep.engine.hearing import Hearing
 from everstep.engine.ray.clocks import HostClock
 from everstep.engine.ray.upkeep import describe
 from everstep.errors import AgentVersionError
+from everstep.protocol import framing, wire
 from everstep.topology.slices import HostId
 
 _WAIT_S = 2.0

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from everstep.agent.stacks import SIGNAL
 from everstep.control.vitals import Stage
+from everstep.protocol.stacks import SIGNAL
 
 TICK_S = 0.5
 """How often a worker shows that Python code can run in it."""

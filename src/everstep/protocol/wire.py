@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.agent.script import Script
 from everstep.backend.base import Member
 from everstep.control.failures import Kind
 from everstep.control.reports import Part
 from everstep.control.snapshots import At, Copy
 from everstep.control.vitals import Finding, Vitals
+from everstep.protocol.script import Script
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.agent.script import Script
-from everstep.agent.wire import WorkerSpec
+from everstep.protocol.script import Script
+from everstep.protocol.wire import WorkerSpec
 
 
 class TemplateOrder(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,1 @@
+"""What driver, agents, templates and workers say to each other, and how it travels."""
