@@ -165,6 +165,16 @@ def test_every_name_of_the_other_packages_has_a_line_that_says_what_it_costs_to_
     assert listed == packages_of_ray_train()
 
 
+def test_a_trial_of_ray_tune_takes_five_lines():
+    """They are run with the code of all pages, and by Tune itself in the soak of the parity tests."""
+    section = PAGE.read_text().partition("\n### Ray Tune\n")[2]
+    code = re.search(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    assert code, "the page shows no trial that runs a trainer"
+    trial = ast.parse(code[1]).body[0]
+    assert len(ast.unparse(trial).splitlines()) <= 5
+    assert "tune.report(trainer.fit().metrics)" in ast.unparse(trial)
+
+
 def test_every_line_has_a_status_and_every_difference_is_explained():
     for item, row in TABLE.items():
         assert row.status in ("same", "different", "refused"), str(item)

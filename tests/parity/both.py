@@ -73,11 +73,19 @@ def configs(modules: dict[str, str]) -> Seen:
         "elasticity_enabled",
         "min_workers",
         "max_workers",
-        "num_cpus_per_worker",
         "num_gpus_per_worker",
+        "num_tpus_per_worker",
     )
-    workers = ({"num_workers": 3}, {"num_workers": (2, 4)})
-    asked = ({}, {"use_gpu": True}, {"resources_per_worker": {"CPU": 2, "license": 1}})
+    workers = ({"num_workers": 4}, {"num_workers": (4, 8)})
+    on_tpus = {"use_tpu": True, "topology": "4x4", "accelerator_type": "TPU-V6E"}
+    asked = (
+        {},
+        {"use_gpu": True},
+        {"use_gpu": True, "accelerator_type": "H100", "resources_per_worker": {"GPU": 2}},
+        {"resources_per_worker": {"CPU": 2, "license": 1}},
+        on_tpus,
+        {**on_tpus, "resources_per_worker": {"TPU": 4, "CPU": 2}},
+    )
     for name in properties:
         seen[f"ScalingConfig.{name}"] = [
             getattr(train.ScalingConfig(**how_many, **what), name)
