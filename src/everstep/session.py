@@ -29,17 +29,18 @@ from everstep.checkpoint import (
 from everstep.context import TrainContext
 from everstep.control.vitals import Stage
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
-from everstep.errors import ConfigError, StorageError
+from everstep.errors import StorageError
 from everstep.metrics import NO_METRICS, encode_metrics, too_large
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.keeper import HostMemory, Taken
 from everstep.snapshots.layout import Index, holds_state, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.writing import OwnMemory
+from everstep.steptimes import StepTimes
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
-from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads
+from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads, local_folder
 
 if TYPE_CHECKING:
     from everstep.control.reports import Part
@@ -72,6 +73,7 @@ class Session:
         """``memory``: of the host, for snapshots that outlive this process."""
         self.spec = spec
         self.progress = progress or Progress()
+        self.times = StepTimes()
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
@@ -115,9 +117,16 @@ class Session:
         step: int | None = None,
     ) -> None:
         saves = checkpoint is not None or state is not None
-        with self.progress.during(Stage.CHECKPOINT) if saves else nullcontext():
+        with self._saving() if saves else nullcontext():
             self._report(metrics, checkpoint, dir_name, mode, delete_local, upload_fn, state, step)
         self.progress.reported()
+        if saves and (stalled := self.times.take_stall()):
+            self._link.send(framing.frame(words.Stalled(self._index, stalled)))
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        with self.progress.during(Stage.CHECKPOINT), self.times.saving():
+            yield
 
     def _report(
         self,
@@ -153,7 +162,8 @@ class Session:
         if checkpoint is None:
             self._link.send(framing.frame(words.Report(index, raw, None, False, restored)))
             return
-        self._uncommitted.wait_for_the_others(index)
+        with self.times.waiting():
+            self._uncommitted.wait_for_the_others(index)
         job: Path | None = None
         part: Part | None = None
         upload: Callable[[], Part] | None = None
@@ -170,11 +180,11 @@ class Session:
                 if mode is CheckpointUploadMode.SYNC:
                     part, upload = upload(), None
             elif mode is CheckpointUploadMode.ASYNC:
-                source = Path(_local(checkpoint))
+                source = local_folder(checkpoint)
                 job = snapshots.take(self._spool, self._run.address(), share, source, keep=not delete_local)
                 upload = partial(snapshots.finish, job, self._run)
             else:
-                part = store.upload_part(self._run, share, Path(_local(checkpoint)))
+                part = store.upload_part(self._run, share, local_folder(checkpoint))
                 if delete_local:
                     shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
@@ -235,7 +245,8 @@ class Session:
         whatever becomes of this process.
         """
         index = report.index
-        self._uncommitted.wait_for_the_others(index)
+        with self.times.waiting():
+            self._uncommitted.wait_for_the_others(index)
         share = self._uploads.share(self._uploads.folder(None, index), index, report.metrics)
         held = bool(self.want_checkpoint.newest)
         self._state.store(taken, share, held=held)
@@ -290,7 +301,7 @@ class Session:
 
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there, and the last state."""
-        with self.progress.during(Stage.CHECKPOINT):
+        with self._saving():
             taken = self._state.unsaved(self._index + 1)
             if taken is not None:
                 self._index += 1
@@ -298,6 +309,8 @@ class Session:
             self._state.keeper.complete()
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
+        if stalled := self.times.take_stall():
+            self._link.send(framing.frame(words.Stalled(self._index + 1, stalled)))
         self._uploads.raise_failed()
 
     # ------------------------------------------------------------------ restoring
@@ -450,21 +463,6 @@ class RestoredCheckpoint(Checkpoint):
 
 def _plain_checkpoint(path: str, options: dict[str, str]) -> Checkpoint:
     return Checkpoint(path, storage_options=options)
-
-
-def _local(checkpoint: Checkpoint) -> str:
-    """The folder of a checkpoint that is to be uploaded."""
-    if "://" in checkpoint.path:
-        raise ConfigError(
-            f"report(checkpoint={checkpoint!r}) is in remote storage already",
-            "report it with checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD",
-        )
-    if not os.path.isdir(checkpoint.path):
-        raise ConfigError(
-            f"report(checkpoint={checkpoint!r}): there is no such folder on this host",
-            "report a checkpoint before its temporary folder is removed",
-        )
-    return checkpoint.path
 
 
 _session: Session | None = None

@@ -18,7 +18,7 @@ from everstep.control.vitals import Finding, Vitals
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """

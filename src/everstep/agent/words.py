@@ -56,6 +56,14 @@ class Copied(FromWorkerMessage, frozen=True):
     """How long it took."""
 
 
+class Stalled(FromWorkerMessage, frozen=True):
+    """Training stood still here for checkpoints, since the last time that this was said."""
+
+    index: int
+    """The report that it was for, the last if it were several."""
+    seconds: float
+
+
 class PartDone(FromWorkerMessage, frozen=True):
     part: Part
 
@@ -112,7 +120,18 @@ class Raised(FromWorkerMessage, frozen=True):
 
 
 AnyFromWorker = (
-    Hello | Joined | Report | Copied | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
+    Hello
+    | Joined
+    | Report
+    | Copied
+    | Stalled
+    | PartDone
+    | PartFailed
+    | NoMemory
+    | Ask
+    | Counted
+    | Returned
+    | Raised
 )
 
 

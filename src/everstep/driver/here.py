@@ -30,9 +30,11 @@ from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, read_history, result_of, to_delete
 from everstep.driver.lease import Lease
+from everstep.driver.observer import Incarnation
 from everstep.driver.questions import QUESTIONS, all_kept, listing, newest_of
 from everstep.driver.repair import Repair
 from everstep.driver.scores import Scores
+from everstep.driver.stalls import Stalls
 from everstep.driver.states import StatesDue
 from everstep.errors import (
     ConflictingPartsError,
@@ -102,6 +104,7 @@ class HereLink:
         self.failure: Exception | None = None
         """What ends the run, and could not be raised where it was found."""
         self._rows: dict[int, msgspec.Raw] = {}
+        self._stalls = Stalls(self.write, self._history.ledger)
         world = group.member.world_size if group is not None else 1
         self._book = ReportBook(frozenset(range(world)))
         self._listeners = [
@@ -178,6 +181,12 @@ class HereLink:
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
+            case words.Stalled() as stalled:
+                self._stalls.heard(
+                    Incarnation(self.epoch, 0, 0), stalled.index, stalled.seconds, time.monotonic()
+                )
+                self._stalls.flush(time.monotonic())
+                return Settled()
             case words.PartDone() as done:
                 return self._book.reported(rank, 0, (), (done.part,))
             case words.PartFailed() as failed:
@@ -294,6 +303,7 @@ class HereLink:
         self._raise_failure()
 
     def close(self, closed: records.Closed) -> None:
+        self._stalls.flush(closed.at, all_=True)
         self.write(closed)
         complete(self._journal.flush())
         self._tell_others(words.Undriven(True))

@@ -178,6 +178,7 @@ class Driver:
         try:
             if not self.outcome.is_fenced:
                 self.workers.rows.flush()
+                self.workers.tempo.stalls.flush(self._clock.now(), all_=True)
                 self._write(self._closing())
                 await self._record_the_end()
         finally:  # whatever goes wrong before: nothing is left running
@@ -331,9 +332,8 @@ class Driver:
         self._write_places(command.assignments, others_stay=not command.full)
         if self.workers.begin(command) and self._lighthouse is not None:
             self._lighthouse.renew()
-        self._spawn(
-            self._start_once_recorded(self._job.specs(command, self._engine, self.workers.cadence.reports))
-        )
+        snapshot_every = self.workers.tempo.cadence.reports
+        self._spawn(self._start_once_recorded(self._job.specs(command, self._engine, snapshot_every)))
 
     def _write_places(self, assignments: Iterable[Assignment], others_stay: bool) -> None:
         placed = self._lease.history.placed(self._clock.now(), assignments, others_stay)
@@ -433,11 +433,12 @@ class Driver:
     def _look_for_states(self) -> None:
         if self.controller.phase is Phase.RUNNING:
             self._states.look(self._clock.now())
-            self.workers.cadence.look()
+            self.workers.tempo.cadence.look()
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self._look_for_states()
         self.workers.rows.flush()
+        self.workers.tempo.stalls.flush(self._clock.now())
         self._house.warn_of_uncommitted(self.controller, self._limits)
         self.workers.questions.warn(self._limits.report_warn_s, self._observer.say)
         return self.workers.acknowledgements()

@@ -42,6 +42,8 @@ def in_words(record: AnyRecord) -> str:
             which = f"report {last}" if last == record.first else f"reports {record.first} to {last}"
             newest = f": {metrics_in_words(msgspec.msgpack.decode(record.rows[-1]))}" if record.rows else ""
             return f"attempt {record.epoch}: {which}{newest}"
+        case records.Stalled():
+            return f"attempt {record.epoch}: training waited {record.seconds:.2f} s for checkpoints"
         case records.Closed():
             return f"ended: {ending_in_words(record.outcome, record.message)}"
         case records.Snapshot():
