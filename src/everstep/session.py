@@ -6,7 +6,6 @@ questions with an answer. Nothing here knows which engine or backend there is.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -18,14 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from everstep import steptimes
 from everstep.agent import framing, wire, words
 from everstep.agent.progress import Progress
 from everstep.agreed import AgreedValue
-from everstep.checkpoint import (
-    Checkpoint,
-    CheckpointUploadMode,
-    ReportedCheckpoint,
-)
+from everstep.checkpoint import Checkpoint, CheckpointUploadMode, ReportedCheckpoint
 from everstep.context import TrainContext
 from everstep.control.vitals import Stage
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
@@ -33,10 +29,9 @@ from everstep.errors import StorageError
 from everstep.metrics import NO_METRICS, encode_metrics, too_large
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.keeper import HostMemory, Taken
-from everstep.snapshots.layout import Index, holds_state, rank_of_index
+from everstep.snapshots.layout import holds_state, places_in, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.writing import OwnMemory
-from everstep.steptimes import StepTimes
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
@@ -45,6 +40,7 @@ from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads, local
 if TYPE_CHECKING:
     from everstep.control.reports import Part
     from everstep.control.snapshots import At
+    from everstep.control.stragglers import Pace
     from everstep.preemption import PreemptionInfo
 
 
@@ -73,7 +69,7 @@ class Session:
         """``memory``: of the host, for snapshots that outlive this process."""
         self.spec = spec
         self.progress = progress or Progress()
-        self.times = StepTimes()
+        self.times = steptimes.StepTimes()
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
@@ -101,6 +97,8 @@ class Session:
         self._metrics = NO_METRICS
         """Of the newest report."""
         self._restored_from: Checkpoint | None = None
+        self._pace: Pace | None = None
+        """Of the step that the report at hand ends."""
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
 
     # ------------------------------------------------------------------ reporting
@@ -117,11 +115,13 @@ class Session:
         step: int | None = None,
     ) -> None:
         saves = checkpoint is not None or state is not None
+        self._pace = self.times.end_step(self._index + 1, saves=saves)
         with self._saving() if saves else nullcontext():
             self._report(metrics, checkpoint, dir_name, mode, delete_local, upload_fn, state, step)
         self.progress.reported()
         if saves and (stalled := self.times.take_stall()):
             self._link.send(framing.frame(words.Stalled(self._index, stalled)))
+        self.times.begin_step()
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -158,9 +158,8 @@ class Session:
             return
         self._index += 1
         index = self._index
-        restored, self._restored = self._restored, 0.0
         if checkpoint is None:
-            self._link.send(framing.frame(words.Report(index, raw, None, False, restored)))
+            self._send_report(index, raw)
             return
         with self.times.waiting():
             self._uncommitted.wait_for_the_others(index)
@@ -170,7 +169,7 @@ class Session:
         by_function = upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD
         if by_function:
             # Told before it is called: nobody else knows how long the function will take, or that it hangs.
-            self._link.send(framing.frame(words.Report(index, raw, None, True, restored, True)))
+            self._send_report(index, raw, owed=True, bound=True)
         try:
             share = self._uploads.share(self._uploads.folder(dir_name, index), index, raw)
             if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -189,7 +188,7 @@ class Session:
                     shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
             if not by_function:
-                self._link.send(framing.frame(words.Report(index, raw, None, True, restored)))
+                self._send_report(index, raw, owed=True)
             self._uploads.failed(index, error)
             if not isinstance(error, StorageError):
                 raise
@@ -199,13 +198,21 @@ class Session:
         if part is not None:
             part = msgspec.structs.replace(part, held=held)
         if not by_function:
-            self._link.send(framing.frame(words.Report(index, raw, part, upload is not None, restored)))
+            self._send_report(index, raw, part, owed=upload is not None)
         elif part is not None:
             self._link.send(framing.frame(words.PartDone(part)))
         if upload is not None:
             self._uploads.later(upload, index, held, job)
         if held:
             self._uncommitted.hold(index)
+
+    def _word(self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any) -> words.Report:
+        restored, self._restored = self._restored, 0.0
+        pace, self._pace = self._pace, None
+        return words.Report(index, raw, part, restore_s=restored, pace=pace, **more)
+
+    def _send_report(self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any) -> None:
+        self._link.send(framing.frame(self._word(index, raw, part, **more)))
 
     def _report_state(self, raw: msgspec.Raw, state: Restorable, step: int | None) -> None:
         """Keep the state of this step, and write it to storage if that is due."""
@@ -214,13 +221,12 @@ class Session:
         every = self.snapshot_every.ask()
         taken = self._state.report(state, index, step, every=every, due=due, limit_s=self.spec.report_wait_s)
         self._index, self._metrics = index, raw
-        restored, self._restored = self._restored, 0.0
         keeper, copy_s = self._state.keeper, self._state.copy_s
         remembered = taken is not None and taken.remembered
         copying = remembered and keeper.is_copying
         copied = remembered and not copying
-        report = words.Report(
-            index, raw, None, due, restored, copied=copied, copy_s=copy_s if copied else 0.0, copying=copying
+        report = self._word(
+            index, raw, owed=due, copied=copied, copy_s=copy_s if copied else 0.0, copying=copying
         )
         self._tell_refusal()
         if due and taken is not None:
@@ -336,7 +342,7 @@ class Session:
             self.spec.storage_options,
         )
         return agreed_places(
-            {path: data if is_place_file(path) else _places_in(data) for path, data in found.items()}
+            {path: data if is_place_file(path) else places_in(data) for path, data in found.items()}
         )
 
     def checkpoint(self) -> Checkpoint | None:
@@ -414,7 +420,7 @@ class Session:
         ]
 
     def _list(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
-        with self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
+        with self.times.waiting(), self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
             return words.listing.decode(self._link.ask(what, msgspec.msgpack.encode(upto), timeout_s))
 
     def restored(self) -> None:
@@ -429,11 +435,8 @@ class Session:
     # ------------------------------------------------------------------ asking
 
     def ask(self, what: str, body: bytes = b"") -> bytes:
-        return self._link.ask(what, body, None)
-
-
-def _places_in(index: bytes) -> bytes:
-    return json.dumps({"places": Index.decoded(index).places}).encode()
+        with self.times.waiting():
+            return self._link.ask(what, body, None)
 
 
 def _has_state(checkpoint: Checkpoint) -> bool:
@@ -473,6 +476,8 @@ def enter(session: Session | None) -> None:
     """Make this the process's session."""
     global _session, _pid
     _session, _pid = session, os.getpid()
+    if session is not None:
+        steptimes.use(session.times)
 
 
 @contextmanager

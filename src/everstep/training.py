@@ -89,8 +89,10 @@ def pause(what: str, timeout_s: float | None = None) -> Iterator[None]:
             "give a number of seconds above 0, or leave it out",
             "timeout_s",
         )
-    with current("pause").progress.during(Stage.PAUSE, what, timeout_s or 0.0):
+    session = current("pause")
+    with session.progress.during(Stage.PAUSE, what, timeout_s or 0.0):
         yield
+    session.times.spoil_step()
 
 
 def _check_kind(argument: str, given: object, kind: type) -> None:

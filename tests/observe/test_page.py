@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.browser import Browser, Page, find_chromium
 from bench.synthetic import WALL, opened, place, row, synthetic, write_journal
 from everstep.control import commands as c
 from everstep.control.failures import Budget, Failure, Kind
+from everstep.control.stragglers import Slowness
 from everstep.driver import journal, records
 from everstep.driver.housekeeping import stop_request
 from everstep.observe.page import static_page
@@ -176,6 +178,22 @@ def test_an_incident_shows_its_traceback_and_its_stacks(show: Any, tmp_path: Pat
     said = text_of(page, ".details")
     for wanted in ("Traceback: here", "at train.py:31", "hangs/1.txt", "max_failures: 1 of 3", "rank 1"):
         assert wanted in said
+
+
+def test_a_straggler_is_drawn_in_its_lane_and_in_the_legend(show: Any) -> None:
+    slow = c.StragglerSeen(20.0, 1, (1,), "host-0", Slowness.DATA, 0.3)
+    page = show(
+        opened(2),
+        records.Placed(1.0, [place(0), place(1)], []),
+        c.PhaseChanged(5.0, "running", 1),
+        slow,
+        msgspec.structs.replace(slow, at=40.0, over="recovered"),
+        records.Renewed(60.0),
+    )
+    assert "a rank becomes slow" in text_of(page, ".legend")
+    page.run("document.querySelector('.list .row').click()")
+    assert "30 % slower than its peers: waiting for data" in text_of(page, ".list")
+    assert "over: it recovered" in text_of(page, ".details")
 
 
 def test_curves_show_what_was_redone_and_what_was_no_number(show: Any) -> None:

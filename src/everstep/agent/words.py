@@ -9,6 +9,7 @@ import msgspec
 from everstep.backend.base import Endpoint
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
+from everstep.control.stragglers import Pace
 
 
 class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +44,8 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """The snapshot is being taken: ``Copied`` follows."""
     silent: bool = False
     """It has no metrics: it brings what is to be saved when the function has returned."""
+    pace: Pace | None = None
+    """What the step took that it ends."""
 
 
 class Copied(FromWorkerMessage, frozen=True):

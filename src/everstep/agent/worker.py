@@ -22,7 +22,7 @@ from everstep.agent import framing, kernel, raynode, scratch, wire, words
 from everstep.agent.answers import Answers
 from everstep.agent.memory import WorkersMemory
 from everstep.agent.progress import Page, Progress
-from everstep.backend.base import Backend
+from everstep.backend.base import Backend, NoBackend
 from everstep.control.vitals import Stage
 from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeError
 
@@ -149,6 +149,7 @@ def work(
     stopping = _Stopping()
     signal.signal(signal.SIGTERM, stopping.handle)
     session = sessions.Session(spec, link, WorkersMemory(socket.socket(fileno=memory_fd)), progress)
+    session.times.hides_waits = not isinstance(backend, NoBackend)
     link.session = session
     threading.Thread(target=link.listen, name="everstep-link", daemon=True).start()
     joined = False

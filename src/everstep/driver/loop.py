@@ -92,6 +92,7 @@ class Driver:
             self.controller,
             lease.history,
             self._write,
+            self._record,
             self.emit,
             engine,
             observer,
@@ -450,6 +451,8 @@ class Driver:
             self._publish()
             self.workers.tell_newcomers()
             self._states.restart(self._clock.now())
+        elif isinstance(record, c.StragglerSeen):
+            self._register()
         elif isinstance(record, c.PreemptionSeen) and record.deadline is None:
             self.workers.notice_is_over(record.slice)
 
@@ -458,7 +461,10 @@ class Driver:
         self._lease.history.apply(record)
 
     def _publish(self) -> None:
-        """Let other terminals find this run's processes."""
+        """Let other terminals find this run's processes, and say where they are."""
+        self._observer.started(self._register())
+
+    def _register(self) -> LiveRun:
         live = LiveRun(
             self._job.name, self._run.address(), os.getpid(), self.controller.epoch, self.workers.live()
         )
@@ -466,4 +472,4 @@ class Driver:
             self._registry.publish(live)
         except OSError as error:
             self._observer.say(f"other terminals can't find this run: {error}")
-        self._observer.started(live)
+        return live

@@ -196,6 +196,7 @@ AnyRecord = (
     | c.Waiting
     | c.FailureSeen
     | c.HangSeen
+    | c.StragglerSeen
     | c.RecoveryDecided
     | c.GroupStarted
     | c.Recovered

@@ -1,27 +1,36 @@
-"""How fast the workers get on, and what holds them up: snapshots, checkpoints."""
+"""How fast the workers get on, and what holds them up: snapshots, checkpoints, one that is slow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from everstep.agent import words
+from everstep.control.stragglers import Straggler
 from everstep.driver.observer import Incarnation
 from everstep.driver.stalls import Stalls
 from everstep.driver.states import SnapshotCadence
+from everstep.driver.stragglers import StragglerWatch
 from everstep.driver.streams import WorkerStream
 
 
 class Tempo:
     """What workers say of their own time, and who wants to know it."""
 
-    def __init__(self, cadence: SnapshotCadence, stalls: Stalls) -> None:
+    def __init__(self, cadence: SnapshotCadence, stalls: Stalls, stragglers: StragglerWatch) -> None:
         self.cadence = cadence
         self.stalls = stalls
+        self.stragglers = stragglers
 
-    def restart(self, epoch: int, now: float) -> None:
-        """Workers start."""
+    def start(self, epoch: int, streams: Iterable[WorkerStream], ranks: set[int], now: float) -> None:
+        """These ranks start; the others go on."""
         self.cadence.restart()
         self.stalls.restart(epoch, now)
+        self.stragglers.begin(epoch, [stream.assignment for stream in streams], ranks, now)
+
+    def adopt(self, epoch: int, streams: Iterable[WorkerStream], named: list[Straggler], now: float) -> None:
+        """Workers of an earlier driver go on."""
+        self.cadence.adopt()
+        self.stragglers.begin(epoch, [stream.assignment for stream in streams], set(), now, named)
 
     def heard(
         self,
@@ -36,6 +45,8 @@ class Tempo:
         match word:
             case words.Report():
                 self.cadence.reported(rank, word.index, word.copy_s, now)
+                if word.pace is not None:
+                    self.stragglers.paced(rank, word.index, word.pace, now)
             case words.Copied():
                 self.cadence.copied(rank, word.copy_s, word.whole_s)
             case words.Stalled():

@@ -13,6 +13,7 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
+from everstep.control.stragglers import Straggler
 from everstep.control.table import Phase
 from everstep.driver import records
 from everstep.driver.agreement import Agreement
@@ -28,6 +29,7 @@ from everstep.driver.registry import LiveWorker
 from everstep.driver.rows import Rows
 from everstep.driver.stalls import Stalls
 from everstep.driver.states import SnapshotCadence
+from everstep.driver.stragglers import StragglerWatch
 from everstep.driver.streams import Key, WorkerStream
 from everstep.driver.tempo import Tempo
 from everstep.engine.base import Engine
@@ -44,6 +46,7 @@ class Workers:
         controller: Controller,
         history: History,
         write: Callable[[records.AnyRecord], None],
+        record: Callable[[c.Record], None],
         emit: Emit,
         engine: Engine,
         observer: Observer,
@@ -69,6 +72,7 @@ class Workers:
         self.tempo = Tempo(
             SnapshotCadence(memory, self.talk.agreement.propose, observer.say),
             Stalls(write, history.ledger),
+            StragglerWatch(record),
         )
         self.questions = CheckpointQuestions(
             self.tell, controller, history, job.store, job.run.checkpoint_config, clock
@@ -82,7 +86,13 @@ class Workers:
 
     def live(self) -> list[LiveWorker]:
         return [
-            LiveWorker(a.rank, self.pids.get(a.rank, 0), a.host, a.slice)
+            LiveWorker(
+                a.rank,
+                self.pids.get(a.rank, 0),
+                a.host,
+                a.slice,
+                note=self.tempo.stragglers.note_of(a.rank),
+            )
             for a in (stream.assignment for stream in self.current())
         ]
 
@@ -95,7 +105,6 @@ class Workers:
             self.pids.pop(key[2], None)
             self.questions.forget(key[2])
         alone = not self.streams
-        self.tempo.restart(command.epoch, self._clock.now())
         if alone:
             self.rows.restart()
             self.talk.agreement.restart(command.epoch, {})
@@ -103,6 +112,7 @@ class Workers:
         for a in command.assignments:
             generation = generations[a.group_id]
             self.streams[(command.epoch, generation, a.rank)] = WorkerStream(a, generation)
+        self.tempo.start(command.epoch, self.streams.values(), ranks, self._clock.now())
         for group in generations:
             self.talk.meet(group, command.epoch, self.streams.values())
             self.talk.agreement.replace(group, [a.rank for a in command.assignments if a.group_id == group])
@@ -111,7 +121,8 @@ class Workers:
     def adopt(self, streams: dict[Key, WorkerStream], pids: dict[int, int], epoch: int) -> None:
         """Workers of an earlier driver."""
         self.streams, self.pids = streams, pids
-        self.tempo.cadence.adopt()
+        named = [Straggler(one.ranks, one.kind, one.slower) for one in self._history.slow(epoch)]
+        self.tempo.adopt(epoch, streams.values(), named, self._clock.now())
         self.rows.recall(self._history.reports(epoch))
         groups: dict[int, list[int]] = {}
         for stream in streams.values():

@@ -11,6 +11,7 @@ from everstep.control import commands as c
 from everstep.driver import records
 from everstep.driver.display import count, describe
 from everstep.driver.records import AnyRecord
+from everstep.driver.stragglers import RESTARTED
 
 
 def in_words(record: AnyRecord) -> str:
@@ -56,6 +57,9 @@ def in_words(record: AnyRecord) -> str:
             return describe(c.FailureSeen(record.at, msgspec.structs.replace(record.failure, echo=False))) + (
                 " (as a consequence)"
             )
+        case c.StragglerSeen() if record.over == RESTARTED:
+            ranks = ", ".join(map(str, record.ranks))
+            return f"attempt {record.epoch}: rank {ranks} was slow, and restarts"
         case _:
             return describe(record) or _tag(record)
 

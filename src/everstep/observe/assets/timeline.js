@@ -1,6 +1,6 @@
 // One lane a worker, grouped by slice. Only what is in sight is drawn. A lane shows what its replica group did, so the strip
 // of a group is painted once for all of its workers; where a pixel stands for several states, it shows the share of each.
-const STATES = ["training", "ending", "starting", "restarting", "waiting", "driver away", "hang"];
+const STATES = ["training", "ending", "starting", "restarting", "waiting", "driver away", "hang", "slow"];
 const COLOURS = { "driver away": "away" };
 const LANE = 14, HEAD = 20, AXIS = 44, LEFT = 160;
 
@@ -19,6 +19,7 @@ function patterns(context) {
     if (state === "waiting") { ink.fillRect(1, 1, 2, 2); ink.fillRect(4, 4, 2, 2); }
     if (state === "starting") { ink.moveTo(0, 3); ink.lineTo(6, 3); }
     if (state === "driver away") { ink.moveTo(3, 0); ink.lineTo(3, 6); }
+    if (state === "slow") { ink.moveTo(0, 5); ink.lineTo(3, 1); ink.lineTo(6, 5); }
     if (state === "hang") { ink.moveTo(0, 0); ink.lineTo(6, 6); ink.moveTo(0, 6); ink.lineTo(6, 0); }
     ink.stroke();
     found[state] = context.createPattern(tile, "repeat");
@@ -109,6 +110,7 @@ class Timeline {
     const seen = new Set(this.run.timeline.run.map(([, state]) => state));
     for (const track of Object.values(this.run.timeline.groups)) for (const [, state] of track) seen.add(state);
     if (this.run.incidents.some((incident) => incident.kind === "hang")) seen.add("hang");
+    if (this.run.incidents.some((incident) => incident.kind === "straggler")) seen.add("slow");
     const swatch = (state) => {
       const box = make("canvas", { class: "swatch", width: 36, height: 24, "aria-hidden": "true" }), ink = box.getContext("2d");
       ink.fillStyle = patterns(ink)[state];
@@ -336,6 +338,11 @@ class Timeline {
         ink.fillStyle = this.paints.hang;
         if (to > from) ink.fillRect(from, y - LANE / 2 + 1.5, to - from, LANE - 3);
       }
+      if (incident.kind === "straggler" && row.lane) {
+        const from = Math.max(LEFT, x), to = Math.min(LEFT + this.width, this.x(incident.until === null ? this.end : incident.until));
+        ink.fillStyle = this.paints.slow;
+        if (to > from) ink.fillRect(from, y, to - from, LANE / 2 - 1.5);
+      }
       if (x < LEFT - 4 || x - last < 3) continue;
       last = x;
       drawMark(ink, shapeOf(incident.kind), x, y);
@@ -343,9 +350,9 @@ class Timeline {
   }
 }
 
-const SHAPES = { failure: "failure", hang: "a hang begins", notice: "notice", resize: "resize" };
+const SHAPES = { failure: "failure", hang: "a hang begins", slow: "a rank becomes slow", notice: "notice", resize: "resize" };
 function shapeOf(kind) {
-  return { hang: "hang", resize: "resize", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
+  return { hang: "hang", straggler: "slow", resize: "resize", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
 }
 // Each kind has a shape of its own, so that colour isn't needed to tell them apart.
 function drawMark(ink, shape, x, y) {
@@ -353,6 +360,7 @@ function drawMark(ink, shape, x, y) {
     ink.beginPath();
     if (shape === "failure") { ink.moveTo(x - 4, y - 4); ink.lineTo(x + 4, y + 4); ink.moveTo(x - 4, y + 4); ink.lineTo(x + 4, y - 4); }
     else if (shape === "hang") { ink.rect(x - 4, y - 4, 8, 8); }
+    else if (shape === "slow") { ink.arc(x, y, 4, 0, 2 * Math.PI); }
     else if (shape === "notice") { ink.moveTo(x, y - 5); ink.lineTo(x + 5, y + 4); ink.lineTo(x - 5, y + 4); ink.closePath(); }
     else { ink.moveTo(x, y - 5); ink.lineTo(x + 5, y); ink.lineTo(x, y + 5); ink.lineTo(x - 5, y); ink.closePath(); }
   };
@@ -360,7 +368,7 @@ function drawMark(ink, shape, x, y) {
   ink.strokeStyle = colour("back"); ink.lineWidth = 4.5; ink.stroke();
   path();
   if (shape === "failure") { ink.strokeStyle = colour("failed"); ink.lineWidth = 2.2; ink.stroke(); return; }
-  ink.fillStyle = colour({ hang: "hang", notice: "waiting", resize: "ending" }[shape]);
+  ink.fillStyle = colour({ hang: "hang", slow: "slow", notice: "waiting", resize: "ending" }[shape]);
   ink.fill();
   ink.strokeStyle = colour("text"); ink.lineWidth = 1; ink.stroke();
 }
