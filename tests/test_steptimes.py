@@ -58,6 +58,16 @@ def test_the_time_that_a_thread_gets_no_processor_is_its_hosts() -> None:
     assert pace.rest < pace.queued
 
 
+def test_a_processor_that_is_burnt_while_an_accelerator_computes_is_no_work() -> None:
+    times = StepTimes()
+    times.has_device = True
+    times.begin_step()
+    compute(0.02)
+    pace = times.end_step(1, saves=False)
+    assert pace is not None
+    assert pace.ran == 0.0
+
+
 def test_a_step_that_has_no_beginning_or_a_pause_in_it_tells_nothing() -> None:
     times = StepTimes()
     assert times.end_step(1, saves=False) is None

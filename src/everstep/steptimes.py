@@ -46,6 +46,10 @@ class StepTimes:
     def __init__(self) -> None:
         self.hides_waits = False
         """Ranks wait for each other in ways that nobody here sees: in collectives of a framework."""
+        self.has_device = False
+        """An accelerator computes, and the main thread may burn a processor while it waits for that, or for
+        other ranks: what it runs then is no sign of work.
+        """
         self._stalled = 0.0
         self._waited = 0.0
         self._loaded = self._loaded_ran = 0.0
@@ -104,7 +108,7 @@ class StepTimes:
             self._every //= 2
         from everstep.control.stragglers import Pace  # here: whoever only loads data has no need of it
 
-        ran = max(0.0, spent.ran - spent.loaded_ran)
+        ran = 0.0 if self.has_device else max(0.0, spent.ran - spent.loaded_ran)
         return Pace(
             spent.at / steps,
             ran / steps,

@@ -137,6 +137,12 @@ def test_a_busy_host_is_named_with_all_of_its_ranks() -> None:
     assert [(one.ranks, one.kind) for one in named] == [((2, 3), Slowness.BUSY_HOST)]
 
 
+def test_a_rank_that_is_slow_in_two_ways_is_named_once() -> None:
+    run = Run(3, hosts=3)
+    found = run.steps(60, noisy(8, 0.05, {1: 0.5}), queued=lambda rank: 0.5 if rank == 1 else 0.0)
+    assert [one.ranks for _, named, _ in found for one in named] == [(1,)]
+
+
 def test_ranks_of_one_host_that_get_no_processor_are_not_compared_with_each_other() -> None:
     run = Run(4)
     assert run.steps(60, noisy(3, 0.05), queued=lambda rank: 0.5 if rank == 1 else 0.0) == []

@@ -150,6 +150,7 @@ def work(
     signal.signal(signal.SIGTERM, stopping.handle)
     session = sessions.Session(spec, link, WorkersMemory(socket.socket(fileno=memory_fd)), progress)
     session.times.hides_waits = not isinstance(backend, NoBackend)
+    session.times.has_device = bool(member.device_kind)
     link.session = session
     threading.Thread(target=link.listen, name="everstep-link", daemon=True).start()
     joined = False

@@ -173,8 +173,12 @@ class Stragglers:
         over = [one for one in self._named.values() if self._is_over(one)]
         for one in over:
             del self._named[one.ranks]
-        new = [found for of in self._excess if (found := self._slow(of)) is not None]
-        self._named.update((one.ranks, one) for one in new)
+        new = []
+        for of in self._excess:  # ranks before hosts, and nobody twice
+            found = self._slow(of)
+            if found is not None:
+                self._named[found.ranks] = found
+                new.append(found)
         return new, over
 
     def _note(self, spent: Mapping[_Of, float], usual: float | None) -> None:
