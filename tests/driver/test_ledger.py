@@ -14,7 +14,7 @@ from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, r
 from everstep.cli.runs import show
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
-from everstep.control.ledger import BADPUT, Category, Ledger
+from everstep.control.ledger import BADPUT, Category, Ledger, LedgerOverTime
 from everstep.driver import journal, records
 from everstep.driver.ledger import RunLedger
 
@@ -247,6 +247,34 @@ def test_a_wish_for_more_workers_than_an_earlier_driver_had_is_waited_for_from_t
     assert sum(found.total.values()) == pytest.approx(4 * 45.0 + 6 * 11.0)
 
 
+def test_over_time_the_same_seconds_are_in_slices_in_which_they_were_spent() -> None:
+    run = RunLedger()
+    for record in (*FIRST, stalled(25.0, 6.0), committed(25.0, "checkpoint"), phase(105.0, "ended")):
+        run.apply(record)
+    found = run.over_time()
+    assert found.total == run.until().total
+    assert found.began == WALL
+    assert len(found.slices) * found.width == pytest.approx(105.0, abs=found.width)
+    assert all(sum(each.values()) == pytest.approx(4 * found.width) for each in found.slices[:-1])
+    at = {second: found.slices[int(second / found.width)] for second in (1.0, 10.0, 23.0, 50.0)}
+    assert [[*each] for each in at.values()] == [
+        [Category.RESTART],
+        [Category.STEP],
+        [Category.CHECKPOINT],
+        [Category.STEP],
+    ]
+
+
+def test_slices_become_wider_as_a_run_becomes_longer() -> None:
+    run = LedgerOverTime()
+    for second in range(100_000):
+        run.charge(Category.STEP if second % 2 else Category.REDO, 2, float(second), second + 1.0)
+    assert len(run.slices) <= LedgerOverTime.MOST
+    assert run.width * len(run.slices) >= 100_000
+    assert sum(sum(each.values()) for each in run.slices) == pytest.approx(200_000.0)
+    assert all(each[Category.STEP] == pytest.approx(each[Category.REDO]) for each in run.slices[:-1])
+
+
 _PHASES = ("placing", "starting", "running", "stopping", "waiting", "backoff", "settling", "ending", "ended")
 _MOMENTS = st.one_of(
     st.sampled_from(_PHASES).map(lambda name: lambda at: phase(at, name)),
@@ -277,8 +305,9 @@ def test_whatever_happens_each_second_of_each_wanted_worker_is_counted_once(
         at += later
         closed = isinstance(record, records.Closed) or (closed and not isinstance(record, records.Opened))
         run.apply(record)
-    found = run.until()
+    found, sliced = run.until(), run.over_time().slices
     assert sum(found.total.values()) == pytest.approx(4 * whole, rel=1e-6, abs=1e-6)
+    assert sum(map(sum, map(dict.values, sliced))) == pytest.approx(4 * whole, rel=1e-6, abs=1e-6)
     assert all(spent >= -1e-6 for spent in found.total.values())
 
 

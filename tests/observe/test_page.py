@@ -196,6 +196,37 @@ def test_a_straggler_is_drawn_in_its_lane_and_in_the_legend(show: Any) -> None:
     assert "over: it recovered" in text_of(page, ".details")
 
 
+def test_the_band_below_the_timeline_shows_where_the_time_went_over_time(show: Any) -> None:
+    page = show(
+        opened(2),
+        records.Placed(1.0, [place(0), place(1)], []),
+        c.PhaseChanged(20.0, "running", 1),
+        c.GroupStarted(20.0, 1, ((0, 0),), 2, 1, c.Rung.FIRST_START, "", None),
+        c.PhaseChanged(80.0, "waiting", 1),
+        records.Closed(100.0, "stopped", "", None),
+    )
+    page.frame()
+
+    def colour_at(share: float) -> list[int]:
+        """In the middle of the band, at this share of the run."""
+        return list(
+            page.run(
+                "(() => { const band = document.querySelector('.band');"
+                " const sharp = band.width / band.clientWidth;"
+                f" const x = 160 + {share} * (band.clientWidth - 174);"
+                " return [...band.getContext('2d').getImageData(x * sharp, 23 * sharp, 1, 1).data]; })()"
+            )
+        )
+
+    def painted(name: str) -> list[int]:
+        text = page.run(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+        return [int(text[at : at + 2], 16) for at in (1, 3, 5)] + [255]
+
+    assert colour_at(0.1) == painted("restarting")
+    assert colour_at(0.5) == painted("training")
+    assert colour_at(0.9) == painted("waiting")
+
+
 def test_curves_show_what_was_redone_and_what_was_no_number(show: Any) -> None:
     page = show(
         opened(1),

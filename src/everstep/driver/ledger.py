@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.control import commands as c
 from everstep.control.failures import Kind
-from everstep.control.ledger import Category, Ledger
+from everstep.control.ledger import Category, Ledger, LedgerOverTime
 from everstep.driver import records
 
 _ABSENT = -1
@@ -65,7 +65,7 @@ class RunLedger:
     """``apply`` takes one record in; ``until`` is what that comes to, also for another thread."""
 
     def __init__(self) -> None:
-        self._settled = Ledger()
+        self._settled = LedgerOverTime()
         self._stretches: list[_Stretch] = []
         self._open: dict[int, _Stretch] = {}
         """What each replica group does."""
@@ -130,10 +130,18 @@ class RunLedger:
         """
         ledger = Ledger()
         ledger.total.update(self._settled.total)
-        now = self._now if at is None or self._closed else at + self._offset
+        self._charge_rest(ledger, self._now if at is None or self._closed else at + self._offset)
+        return ledger
+
+    def over_time(self) -> LedgerOverTime:
+        """Up to the last record, in UNIX time."""
+        ledger = self._settled.copy()
+        self._charge_rest(ledger, self._now)
+        return ledger
+
+    def _charge_rest(self, ledger: Ledger, now: float | None) -> None:
         for stretch in [*self._stretches, *self._open.values()]:
             stretch.charge(ledger, now if now is not None else stretch.since)
-        return ledger
 
     # ------------------------------------------------------------------ what records say
 

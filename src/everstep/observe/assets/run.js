@@ -1,7 +1,6 @@
 // The page of one run.
 const BADGES = { running: "▶ running", finished: "✓ finished", failed: "✕ failed", stopped: "■ stopped", interrupted: "◌ interrupted" };
 const badge = (state) => make("span", { class: `badge ${Object.hasOwn(BADGES, state) ? state : ""}` }, BADGES[state] || state);
-const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", "waiting for capacity": "waiting", "driver away": "away" };
 
 class RunPage {
   constructor(live) {

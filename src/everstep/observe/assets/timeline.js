@@ -2,7 +2,8 @@
 // of a group is painted once for all of its workers; where a pixel stands for several states, it shows the share of each.
 const STATES = ["training", "ending", "starting", "restarting", "waiting", "driver away", "hang", "slow"];
 const COLOURS = { "driver away": "away" };
-const LANE = 14, HEAD = 20, AXIS = 44, LEFT = 160;
+const LANE = 14, HEAD = 20, AXIS = 44, LEFT = 160, BAND = 46;
+const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", "waiting for capacity": "waiting", "driver away": "away" };
 
 function patterns(context) {
   const found = {};
@@ -46,6 +47,7 @@ class Timeline {
     this.open = open;
     this.axis = make("canvas", { class: "axis", height: AXIS, "aria-hidden": "true" });
     this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.band = make("canvas", { class: "band", height: BAND, role: "img", "aria-label": "Where the time went, over time: the shares of the table below, slice by slice" });
     this.space = make("div");
     this.lanes = make("div", { class: "lanes", tabindex: "0", role: "group", "aria-label": "Timeline: a lane for each worker. Left and right arrow go from incident to incident, Enter opens one, plus and minus zoom, zero shows everything, shift with an arrow moves in time." }, this.space);
     this.space.append(this.canvas);
@@ -55,12 +57,12 @@ class Timeline {
       button("+", "Zoom in", () => this.zoom(0.5)), button("−", "Zoom out", () => this.zoom(2)),
       button("All", "Show everything", () => this.fit()), this.range);
     this.legend = make("ul", { class: "legend" });
-    this.root = make("div", null, this.tools, make("div", { class: "timeline" }, this.axis, this.lanes), this.legend);
+    this.root = make("div", null, this.tools, make("div", { class: "timeline" }, this.axis, this.lanes, this.band), this.legend);
     this.lanes.addEventListener("scroll", () => this.later());
     this.lanes.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("click", (event) => this.click(event.offsetX, event.offsetY));
     this.axis.addEventListener("click", (event) => this.clickAxis(event.offsetX));
-    for (const canvas of [this.canvas, this.axis]) {
+    for (const canvas of [this.canvas, this.axis, this.band]) {
       canvas.addEventListener("wheel", (event) => {
         if (!event.ctrlKey && !event.metaKey) return;
         event.preventDefault();
@@ -222,6 +224,7 @@ class Timeline {
     };
     this.drawAxis(size(this.axis, AXIS));
     this.drawLanes(size(this.canvas, high), high);
+    this.drawBand(size(this.band, BAND));
     this.range.textContent = `${date(this.from)} to ${date(this.to)} (${duration(this.to - this.from)})`;
   }
 
@@ -247,6 +250,32 @@ class Timeline {
       drawMark(ink, shapeOf(all[at].kind), x, 32);
     }
     this.drawSelected(ink, AXIS);
+  }
+
+  // Of each slice of time, which share went where. Slices that are narrower than a pixel are drawn together.
+  drawBand(ink) {
+    const { began, width, slices } = this.run.ledger, high = BAND - 10;
+    ink.fillStyle = colour("muted");
+    ink.fillText("time by category", 8, BAND / 2);
+    if (began === null) return;
+    const at = (time) => Math.min(slices.length, Math.max(0, Math.floor((time - began) / width)));
+    const wide = Math.max(1, Math.floor(this.width)), second = (this.to - this.from) / this.width;
+    for (let x = 0; x < wide; x++) {
+      const from = this.from + x * second, shares = {};
+      if (from + second <= began) continue;
+      let whole = 0;
+      for (let i = at(from); i <= at(from + second) && i < slices.length; i++) {
+        for (const [name, spent] of Object.entries(slices[i])) { shares[name] = (shares[name] || 0) + spent; whole += spent; }
+      }
+      let y = 5 + high;
+      for (const [name, paint] of Object.entries(LEDGER)) {
+        if (!shares[name]) continue;
+        const tall = shares[name] / whole * high;
+        ink.fillStyle = colour(paint);
+        ink.fillRect(LEFT + x, y - tall, 1, tall);
+        y -= tall;
+      }
+    }
   }
 
   drawSelected(ink, height) {
