@@ -13,11 +13,13 @@ import pytest
 
 from bench.browser import Browser, Page, find_chromium
 from bench.synthetic import WALL, opened, place, row, synthetic, write_journal
+from everstep.agent.progress import Page as Memory, shared_memory
 from everstep.control import commands as c
 from everstep.control.failures import Budget, Failure, Kind
 from everstep.control.stragglers import Slowness
 from everstep.driver import journal, records
 from everstep.driver.housekeeping import stop_request
+from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.observe.page import static_page
 from everstep.observe.view import RunView
 from everstep.storage.store import open_store
@@ -336,6 +338,25 @@ def test_the_list_of_runs_leads_to_a_run_that_grows_while_it_is_looked_at(
         append(live, records.Closed(30.0, "failed", "rank 0 was killed", None))
         page.wait_for("document.querySelector('.badge').textContent.includes('failed')")
         assert "First cause: rank 0 was killed" in text_of(page, ".alert")
+
+
+def test_a_live_run_shows_what_its_workers_use(tmp_path: Path, browser: Browser, pages: list[Page]) -> None:
+    live = write_live_run(tmp_path)
+    memory = Memory(shared_memory())  # this process is the worker
+    here = LiveWorker(0, os.getpid(), "host-0", "slice-0", note="30 % slower than its peers: computing")
+    publish_run(LiveRun("live", str(live), os.getpid(), 1, [here]))
+    try:
+        with serving(tmp_path) as server:
+            pages.append(browser.open(f"{server.address}?run=live"))
+            page = pages[-1]
+            page.wait_for("document.querySelector('.workers td') !== null")
+            assert "start, 30 % slower than its peers: computing" in text_of(page, ".workers")
+            assert "GiB" in text_of(page, ".workers")
+            append(live, records.Closed(30.0, "failed", "rank 0 was killed", None))
+            page.wait_for("document.querySelector('section[aria-label=\"Workers now\"]').hidden")
+    finally:
+        forget_run("live")
+        memory.close()
 
 
 def test_a_run_is_stopped_from_the_page_with_the_token_of_its_address(
