@@ -10,8 +10,8 @@ from typing import TypeVar
 import cloudpickle
 
 from everstep.errors import TooLargeError
+from everstep.here import current
 from everstep.protocol import framing
-from everstep.session import current
 
 T = TypeVar("T")
 

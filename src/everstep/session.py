@@ -28,15 +28,16 @@ from everstep.context import TrainContext
 from everstep.control.vitals import Stage
 from everstep.datasets import NOWHERE, Datasets, agreed_places, is_place_file
 from everstep.errors import StorageError
-from everstep.here import enter_context
 from everstep.metrics import NO_METRICS, encode_metrics, too_large
 from everstep.protocol import framing, wire, words
 from everstep.protocol.progress import Progress
+from everstep.restored import RestoredCheckpoint
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.keeper import HostMemory, Taken
 from everstep.snapshots.layout import holds_state, places_in, rank_of_index
 from everstep.snapshots.reported import ReportedState
 from everstep.snapshots.writing import OwnMemory
+from everstep.steptimes import StepTimes
 from everstep.storage import checkpoints as store, restore, snapshots
 from everstep.storage.sources import check_source
 from everstep.storage.store import open_store
@@ -45,6 +46,7 @@ from everstep.uploading import EQUALLY_OFTEN, UncommittedReports, Uploads, local
 if TYPE_CHECKING:
     from everstep.control.reports import Part
     from everstep.control.snapshots import At
+    from everstep.control.stragglers import Pace
     from everstep.preemption import PreemptionInfo
 
 
@@ -73,6 +75,7 @@ class Session:
         """``memory``: of the host, for snapshots that outlive this process."""
         self.spec = spec
         self.progress = progress or Progress()
+        self.times = StepTimes()
         self.context = TrainContext(spec)
         self.preemption: AgreedValue[PreemptionInfo | None] = AgreedValue(None)
         self.want_checkpoint = AgreedValue("")
@@ -100,6 +103,8 @@ class Session:
         self._metrics = NO_METRICS
         """Of the newest report."""
         self._restored_from: Checkpoint | None = None
+        self._pace: Pace | None = None
+        """Of the step that the report at hand ends."""
         self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
 
     # ------------------------------------------------------------------ reporting
@@ -117,11 +122,20 @@ class Session:
         step: int | None = None,
     ) -> None:
         saves = checkpoint is not None or state is not None
-        with self.progress.during(Stage.CHECKPOINT) if saves else nullcontext():
+        self._pace = self.times.end_step(self._index + 1, saves=saves)
+        with self._saving() if saves else nullcontext():
             self._report(
                 metrics, checkpoint, dir_name, mode, delete_local, upload_fn, validation, state, step
             )
         self.progress.reported()
+        if saves and (stalled := self.times.take_stall()):
+            self._link.send(framing.frame(words.Stalled(self._index, stalled)))
+        self.times.begin_step()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        with self.progress.during(Stage.CHECKPOINT), self.times.saving():
+            yield
 
     def _report(
         self,
@@ -154,18 +168,18 @@ class Session:
             return
         self._index += 1
         index = self._index
-        restored, self._restored = self._restored, 0.0
         if checkpoint is None:
-            self._link.send(framing.frame(words.Report(index, raw, None, False, restored)))
+            self._send_report(index, raw)
             return
-        self._uncommitted.wait_for_the_others(index)
+        with self.times.waiting():
+            self._uncommitted.wait_for_the_others(index)
         job: Path | None = None
         part: Part | None = None
         upload: Callable[[], Part] | None = None
         by_function = upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD
         if by_function:
             # Told before it is called: nobody else knows how long the function will take, or that it hangs.
-            self._link.send(framing.frame(words.Report(index, raw, None, True, restored, True)))
+            self._send_report(index, raw, owed=True, bound=True)
         try:
             share = self._uploads.share(self._uploads.folder(dir_name, index), index, raw, validation)
             if mode is CheckpointUploadMode.NO_UPLOAD:
@@ -175,16 +189,16 @@ class Session:
                 if mode is CheckpointUploadMode.SYNC:
                     part, upload = upload(), None
             elif mode is CheckpointUploadMode.ASYNC:
-                source = Path(local_folder(checkpoint))
+                source = local_folder(checkpoint)
                 job = snapshots.take(self._spool, self._run.address(), share, source, keep=not delete_local)
                 upload = partial(snapshots.finish, job, self._run)
             else:
-                part = store.upload_part(self._run, share, Path(local_folder(checkpoint)))
+                part = store.upload_part(self._run, share, local_folder(checkpoint))
                 if delete_local:
                     shutil.rmtree(checkpoint.path, ignore_errors=True)
         except Exception as error:  # whatever is raised: this rank's part will never come, and all must know
             if not by_function:
-                self._link.send(framing.frame(words.Report(index, raw, None, True, restored)))
+                self._send_report(index, raw, owed=True)
             self._uploads.failed(index, error)
             if not isinstance(error, StorageError):
                 raise
@@ -194,13 +208,21 @@ class Session:
         if part is not None:
             part = msgspec.structs.replace(part, held=held)
         if not by_function:
-            self._link.send(framing.frame(words.Report(index, raw, part, upload is not None, restored)))
+            self._send_report(index, raw, part, owed=upload is not None)
         elif part is not None:
             self._link.send(framing.frame(words.PartDone(part)))
         if upload is not None:
             self._uploads.later(upload, index, held, job)
         if held:
             self._uncommitted.hold(index)
+
+    def _word(self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any) -> words.Report:
+        restored, self._restored = self._restored, 0.0
+        pace, self._pace = self._pace, None
+        return words.Report(index, raw, part, restore_s=restored, pace=pace, **more)
+
+    def _send_report(self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any) -> None:
+        self._link.send(framing.frame(self._word(index, raw, part, **more)))
 
     def _report_state(self, raw: msgspec.Raw, state: Restorable, step: int | None) -> None:
         """Keep the state of this step, and write it to storage if that is due."""
@@ -209,13 +231,12 @@ class Session:
         every = self.snapshot_every.ask()
         taken = self._state.report(state, index, step, every=every, due=due, limit_s=self.spec.report_wait_s)
         self._index, self._metrics = index, raw
-        restored, self._restored = self._restored, 0.0
         keeper, copy_s = self._state.keeper, self._state.copy_s
         remembered = taken is not None and taken.remembered
         copying = remembered and keeper.is_copying
         copied = remembered and not copying
-        report = words.Report(
-            index, raw, None, due, restored, copied=copied, copy_s=copy_s if copied else 0.0, copying=copying
+        report = self._word(
+            index, raw, owed=due, copied=copied, copy_s=copy_s if copied else 0.0, copying=copying
         )
         self._tell_refusal()
         if due and taken is not None:
@@ -240,7 +261,8 @@ class Session:
         whatever becomes of this process.
         """
         index = report.index
-        self._uncommitted.wait_for_the_others(index)
+        with self.times.waiting():
+            self._uncommitted.wait_for_the_others(index)
         share = self._uploads.share(self._uploads.folder(None, index), index, report.metrics)
         held = bool(self.want_checkpoint.newest)
         self._state.store(taken, share, held=held)
@@ -295,7 +317,7 @@ class Session:
 
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there, and the last state."""
-        with self.progress.during(Stage.CHECKPOINT):
+        with self._saving():
             taken = self._state.unsaved(self._index + 1)
             if taken is not None:
                 self._index += 1
@@ -303,6 +325,8 @@ class Session:
             self._state.keeper.complete()
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
+        if stalled := self.times.take_stall():
+            self._link.send(framing.frame(words.Stalled(self._index + 1, stalled)))
         self._uploads.raise_failed()
 
     # ------------------------------------------------------------------ restoring
@@ -399,7 +423,7 @@ class Session:
         try:
             limit_s = None if timeout_s is None else max(0.0, timeout_s)
             if validated and self.spec.validates:
-                with self.progress.during(Stage.PAUSE, "validation"):
+                with self.times.waiting(), self.progress.during(Stage.PAUSE, "validation"):
                     found = self._answers("validated", self._index, limit_s)
             else:
                 found = self._list("checkpoints", self._index, limit_s)
@@ -416,7 +440,7 @@ class Session:
         ]
 
     def _list(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
-        with self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
+        with self.times.waiting(), self.progress.during(Stage.CHECKPOINT):  # the driver may be committing it
             return self._answers(what, upto, timeout_s)
 
     def _answers(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
@@ -434,66 +458,10 @@ class Session:
     # ------------------------------------------------------------------ asking
 
     def ask(self, what: str, body: bytes = b"") -> bytes:
-        return self._link.ask(what, body, None)
+        with self.times.waiting():
+            return self._link.ask(what, body, None)
 
 
 def _has_state(checkpoint: Checkpoint) -> bool:
     manifest = store.manifest_of(checkpoint._store())
     return manifest is not None and holds_state(file.path for file in manifest.files)
-
-
-class RestoredCheckpoint(Checkpoint):
-    """The checkpoint that a worker was given: it also notes when it has been read, for the recovery's
-    account.
-    """
-
-    _is_committed = True
-
-    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        with _restoring():
-            return super().to_directory(path)
-
-    @contextmanager
-    def as_directory(self) -> Iterator[str]:
-        with _restoring(), restore.borrow(self._store(), restore.default_cache()) as folder:
-            yield str(folder)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_plain_checkpoint, (self.path, self._options))
-
-
-def _plain_checkpoint(path: str, options: dict[str, str]) -> Checkpoint:
-    return Checkpoint(path, storage_options=options)
-
-
-_session: Session | None = None
-_pid = 0
-
-
-def enter(session: Session | None) -> None:
-    """Make this the process's session."""
-    global _session, _pid
-    _session, _pid = session, os.getpid()
-    enter_context(session.context if session is not None else None)
-
-
-@contextmanager
-def _restoring() -> Iterator[None]:
-    if _session is None:
-        yield
-        return
-    try:
-        with _session.progress.during(Stage.RESTORE):
-            yield
-    finally:
-        _session.restored()
-
-
-def current(what: str) -> Session:
-    """This process's session, or an error that says where ``what`` may be called."""
-    if _session is None or _pid != os.getpid():
-        raise RuntimeError(
-            f"{what}() works inside a training function only: call it in what you give to a Trainer"
-            + (", not in a process that it forked (a data loader's worker)" if _session is not None else "")
-        )
-    return _session

@@ -15,7 +15,8 @@ from everstep.checkpoint import (
 from everstep.context import TrainContext
 from everstep.control.vitals import Stage
 from everstep.errors import ConfigError
-from everstep.session import Session, current
+from everstep.here import current
+from everstep.session import Session
 from everstep.snapshots.content import Restorable
 from everstep.uploading import kind_of
 from everstep.validation import BY_DEFAULT, ValidationTaskConfig
@@ -92,8 +93,10 @@ def pause(what: str, timeout_s: float | None = None) -> Iterator[None]:
             "give a number of seconds above 0, or leave it out",
             "timeout_s",
         )
-    with current("pause").progress.during(Stage.PAUSE, what, timeout_s or 0.0):
+    session = current("pause")
+    with session.progress.during(Stage.PAUSE, what, timeout_s or 0.0):
         yield
+    session.times.spoil_step()
 
 
 def _asked(validation: object, checkpoint: Checkpoint | None, session: Session) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -185,16 +184,16 @@ def kind_of(given: object) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def local_folder(checkpoint: Checkpoint) -> str:
+def local_folder(checkpoint: Checkpoint) -> Path:
     """The folder of a checkpoint that is to be uploaded."""
     if "://" in checkpoint.path:
         raise ConfigError(
             f"report(checkpoint={checkpoint!r}) is in remote storage already",
             "report it with checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD",
         )
-    if not os.path.isdir(checkpoint.path):
+    if not Path(checkpoint.path).is_dir():
         raise ConfigError(
             f"report(checkpoint={checkpoint!r}): there is no such folder on this host",
             "report a checkpoint before its temporary folder is removed",
         )
-    return checkpoint.path
+    return Path(checkpoint.path)

@@ -12,6 +12,7 @@ import everstep
 SOURCES = Path(everstep.__file__).parent
 ALLOWED = {
     "__future__",
+    "bisect",
     "collections",
     "dataclasses",
     "difflib",

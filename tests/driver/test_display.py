@@ -20,6 +20,7 @@ from rich.console import Console
 
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
+from everstep.control.stragglers import Slowness
 from everstep.driver import live
 from everstep.driver.display import PlainDisplay, describe, make_display
 from everstep.driver.live import LiveDisplay
@@ -132,6 +133,32 @@ def test_a_failed_worker_is_marked_and_the_others_stop_with_it():
     assert "✗ rank 1 pid 101  killed by SIGKILL" in text
     assert "○ rank 0 pid 100" in text
     assert "goodput 66.7 %" in text  # 8 of 12 s
+
+
+def slow(at: float, over: str = "", kind: Slowness = Slowness.DATA) -> c.StragglerSeen:
+    return c.StragglerSeen(at, 1, (1,), "slice-0-host-1", kind, 0.35, over)
+
+
+def test_a_slow_worker_is_marked_as_long_as_it_is():
+    picture = training()
+    tell(picture, slow(20.0))
+    text = shown(picture, 20.0)
+    assert "◐ rank 1" in text
+    assert "35 % slower than its peers: waiting for data" in text
+    tell(picture, slow(30.0, "recovered"))
+    assert "slower" not in shown(picture, 30.0)
+    tell(picture, c.FailureSeen(31.0, SIGKILL))
+    tell(picture, slow(31.5))
+    assert "✗ rank 1" in shown(picture, 32.0)
+
+
+def test_the_lines_about_a_slow_worker_say_who_where_and_why():
+    assert describe(slow(1.0)) == "rank 1 on slice-0-host-1 is 35 % slower than its peers: waiting for data"
+    assert describe(slow(1.0, kind=Slowness.BUSY_HOST)) == (
+        "host slice-0-host-1 is busy: rank 1 is 35 % slower than the others"
+    )
+    assert describe(slow(1.0, "recovered")) == "rank 1 on slice-0-host-1 is as fast as the others again"
+    assert describe(slow(1.0, "restarted")) == ""
 
 
 def test_an_echo_marks_nobody():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, strategies as st
 
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, report
 from everstep.cli.runs import show
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
-from everstep.control.ledger import BADPUT, Category, Ledger
+from everstep.control.ledger import BADPUT, Category, Ledger, LedgerOverTime
 from everstep.driver import journal, records
 from everstep.driver.ledger import RunLedger
 
@@ -76,6 +78,20 @@ def test_a_run_without_failures_starts_and_steps() -> None:
     found = ledger(*FIRST, phase(105.0, "ending"), phase(106.0, "ended"), records.Closed(106.0, "", "", None))
     assert seconds(found) == {"step": 400.0, "restart": 24.0}
     assert found.goodput == pytest.approx(400 / 424)
+
+
+def test_time_from_the_end_of_training_to_the_last_record_is_the_runs() -> None:
+    ended = (*FIRST, phase(105.0, "ended"), records.Closed(107.0, "", "", None))
+    assert seconds(ledger(*ended)) == {"step": 400.0, "restart": 28.0}
+    removed = records.Deleted(108.0, "checkpoint")
+    assert seconds(ledger(*ended, removed)) == {"step": 400.0, "restart": 32.0}
+
+
+def test_a_run_that_has_ended_is_as_long_as_its_journal_whenever_it_is_looked_at() -> None:
+    run = RunLedger()
+    for record in (*FIRST, records.Closed(106.0, "", "", None)):
+        run.apply(record)
+    assert run.until(5000.0).total == run.until().total
 
 
 def test_a_failure_costs_what_its_recovery_took_and_the_steps_since_the_checkpoint() -> None:
@@ -188,6 +204,119 @@ def test_every_category_but_steps_has_a_name_in_ml_goodput() -> None:
     assert found.badput()["OTHER"] == 9.0
 
 
+def stalled(at: float, spent: float, group: int = 0, upto: int = 1) -> records.Stalled:
+    return records.Stalled(at, 1, group, 0, upto, spent)
+
+
+def test_time_that_training_stands_still_for_checkpoints_is_no_step() -> None:
+    found = ledger(*FIRST, stalled(25.0, 6.0), stalled(65.0, 4.0), phase(105.0, "ended"))
+    assert seconds(found) == {"step": 360.0, "checkpoint stall": 40.0, "restart": 20.0}
+
+
+def test_stalls_are_told_later_than_they_were_and_of_steps_only() -> None:
+    late = ledger(*FIRST, phase(45.0, "stopping"), stalled(44.0, 3.0), phase(55.0, "ended"))
+    assert seconds(late) == {"step": 4 * 37.0, "checkpoint stall": 4 * 3.0, "restart": 4 * 15.0}
+    too_much = ledger(*FIRST, stalled(25.0, 500.0))
+    assert seconds(too_much) == {"checkpoint stall": 4 * 20.0, "restart": 20.0}
+
+
+def test_a_stall_belongs_to_its_replica_group() -> None:
+    found = ledger(
+        *FIRST[:-1], started(5.0, groups=(0, 1)), stalled(25.0, 6.0, group=1), phase(105.0, "ended")
+    )
+    assert seconds(found) == {"step": 400.0 - 12.0, "checkpoint stall": 12.0, "restart": 20.0}
+
+
+def test_stalls_before_a_commit_stay_what_they_were_when_steps_after_it_are_lost() -> None:
+    found = ledger(
+        *FIRST,
+        stalled(25.0, 6.0),
+        committed(25.0, "checkpoint"),
+        *AGAIN,
+        started(55.0, rung=c.Rung.RESTART_IN_PLACE, checkpoint="checkpoint"),
+        recovered(57.0),
+        phase(105.0, "ended"),
+    )
+    assert found.total[Category.CHECKPOINT] == 4 * 6.0
+    assert found.total[Category.REDO] == 4 * 20.0
+
+
+def test_a_wish_for_more_workers_than_an_earlier_driver_had_is_waited_for_from_then_on() -> None:
+    second = (opened(0.0, workers=6, wall=WALL + 45.0), records.TakenOver(1.0, 1), phase(11.0, "ended"))
+    found = ledger(*FIRST, records.Renewed(45.0), *second)
+    assert sum(found.total.values()) == pytest.approx(4 * 45.0 + 6 * 11.0)
+
+
+def test_over_time_the_same_seconds_are_in_slices_in_which_they_were_spent() -> None:
+    run = RunLedger()
+    for record in (*FIRST, stalled(25.0, 6.0), committed(25.0, "checkpoint"), phase(105.0, "ended")):
+        run.apply(record)
+    found = run.over_time()
+    assert found.total == run.until().total
+    assert found.began == WALL
+    assert len(found.slices) * found.width == pytest.approx(105.0, abs=found.width)
+    assert all(sum(each.values()) == pytest.approx(4 * found.width) for each in found.slices[:-1])
+    at = {second: found.slices[int(second / found.width)] for second in (1.0, 10.0, 23.0, 50.0)}
+    assert [[*each] for each in at.values()] == [
+        [Category.RESTART],
+        [Category.STEP],
+        [Category.CHECKPOINT],
+        [Category.STEP],
+    ]
+
+
+def test_slices_become_wider_as_a_run_becomes_longer() -> None:
+    run = LedgerOverTime()
+    for second in range(100_000):
+        run.charge(Category.STEP if second % 2 else Category.REDO, 2, float(second), second + 1.0)
+    assert len(run.slices) <= LedgerOverTime.MOST
+    assert run.width * len(run.slices) >= 100_000
+    assert sum(sum(each.values()) for each in run.slices) == pytest.approx(200_000.0)
+    assert all(each[Category.STEP] == pytest.approx(each[Category.REDO]) for each in run.slices[:-1])
+
+
+_PHASES = ("placing", "starting", "running", "stopping", "waiting", "backoff", "settling", "ending", "ended")
+_MOMENTS = st.one_of(
+    st.sampled_from(_PHASES).map(lambda name: lambda at: phase(at, name)),
+    st.tuples(st.integers(0, 4), st.sampled_from(list(c.Rung)), st.booleans()).map(
+        lambda of: lambda at: started(at, of[0], of[1], "checkpoint", (0, 1), of[2])
+    ),
+    st.sampled_from(list(c.Rung)).map(lambda rung: lambda at: recovered(at, rung=rung)),
+    st.floats(0.0, 100.0).map(lambda spent: lambda at: stalled(at, spent)),
+    st.just(lambda at: committed(at, "checkpoint")),
+    st.just(records.Renewed),
+    st.just(opened),
+    st.just(lambda at: records.TakenOver(at, 1)),
+    st.just(lambda at: records.Closed(at, "stopped", "", None)),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 50.0), _MOMENTS), max_size=60))
+def test_whatever_happens_each_second_of_each_wanted_worker_is_counted_once(
+    moments: list[tuple[float, Any]],
+) -> None:
+    """Also through the ends of drivers and of the run. Time between its end and its resumption isn't its."""
+    run, at, whole, closed = RunLedger(), 0.0, 0.0, False
+    run.apply(opened(at))
+    for later, make in moments:
+        record = make(at + later)
+        if not (closed and isinstance(record, records.Opened)):
+            whole += later
+        at += later
+        closed = isinstance(record, records.Closed) or (closed and not isinstance(record, records.Opened))
+        run.apply(record)
+    found, sliced = run.until(), run.over_time().slices
+    assert sum(found.total.values()) == pytest.approx(4 * whole, rel=1e-6, abs=1e-6)
+    assert sum(map(sum, map(dict.values, sliced))) == pytest.approx(4 * whole, rel=1e-6, abs=1e-6)
+    assert all(spent >= -1e-6 for spent in found.total.values())
+
+
+def length_of(run: Path) -> float:
+    """Seconds from the first record that has a time to the last, by the clock of one driver."""
+    read = [r.at for r in journal.read(run) if not isinstance(r, records.Metrics | records.Snapshot)]
+    return read[-1] - read[0]
+
+
 def _dies_once(config: dict[str, str]) -> None:
     died = Path(config["died"])
     report({"step": 1})
@@ -210,10 +339,7 @@ def test_a_real_run_is_accounted_for_in_whole(tmp_path: Path) -> None:
     assert result.ledger["restart"] > 0.0
     again = Result.from_path(str(tmp_path / "run"))
     assert again.ledger == pytest.approx(result.ledger)
-    read = [r for r in journal.read(tmp_path / "run") if hasattr(r, "at")]
-    ended = next(r for r in read if isinstance(r, c.PhaseChanged) and r.phase == "ended")
-    whole = ended.at - read[0].at  # what is left to record then is nobody's training
-    assert sum(result.ledger.values()) == pytest.approx(whole, rel=1e-3)
+    assert sum(result.ledger.values()) == pytest.approx(length_of(tmp_path / "run"), rel=1e-3)
     told = json.loads(CliRunner().invoke(show, [str(tmp_path / "run"), "--json"]).output)
     assert told["goodput"] == pytest.approx(result.goodput)
     assert told["seconds"] == pytest.approx(result.ledger)

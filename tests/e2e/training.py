@@ -254,7 +254,7 @@ def torchft_steps(config: dict[str, Any]) -> str:
     replicated = model if sharded else FaultTolerantDDP(manager, model)
     stepper = Optimizer(manager, optimizer)
     data = torch.Generator().manual_seed(rank if sharded else group)
-    note(config, step=start, restored=True, generation=train.session.current("test").spec.generation)
+    note(config, step=start, restored=True, generation=train.here.current("test").spec.generation)
     told, last = nn.Parameter(torch.zeros(1)), Path(config["notes"]) / f"last-{group}"
 
     def told_to_stop() -> bool:

@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.browser import Browser, Page, find_chromium
 from bench.synthetic import WALL, opened, place, row, synthetic, write_journal
 from everstep.control import commands as c
 from everstep.control.failures import Budget, Failure, Kind
+from everstep.control.stragglers import Slowness
 from everstep.driver import journal, records
 from everstep.driver.housekeeping import stop_request
+from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.observe.page import static_page
 from everstep.observe.view import RunView
+from everstep.protocol.progress import Page as Memory, shared_memory
 from everstep.storage.store import open_store
 
 from .served import TOKEN, append, serving, write_live_run
@@ -178,6 +182,53 @@ def test_an_incident_shows_its_traceback_and_its_stacks(show: Any, tmp_path: Pat
         assert wanted in said
 
 
+def test_a_straggler_is_drawn_in_its_lane_and_in_the_legend(show: Any) -> None:
+    slow = c.StragglerSeen(20.0, 1, (1,), "host-0", Slowness.DATA, 0.3)
+    page = show(
+        opened(2),
+        records.Placed(1.0, [place(0), place(1)], []),
+        c.PhaseChanged(5.0, "running", 1),
+        slow,
+        msgspec.structs.replace(slow, at=40.0, over="recovered"),
+        records.Renewed(60.0),
+    )
+    assert "a rank becomes slow" in text_of(page, ".legend")
+    page.run("document.querySelector('.list .row').click()")
+    assert "30 % slower than its peers: waiting for data" in text_of(page, ".list")
+    assert "over: it recovered" in text_of(page, ".details")
+
+
+def test_the_band_below_the_timeline_shows_where_the_time_went_over_time(show: Any) -> None:
+    page = show(
+        opened(2),
+        records.Placed(1.0, [place(0), place(1)], []),
+        c.PhaseChanged(20.0, "running", 1),
+        c.GroupStarted(20.0, 1, ((0, 0),), 2, 1, c.Rung.FIRST_START, "", None),
+        c.PhaseChanged(80.0, "waiting", 1),
+        records.Closed(100.0, "stopped", "", None),
+    )
+    page.frame()
+
+    def colour_at(share: float) -> list[int]:
+        """In the middle of the band, at this share of the run."""
+        return list(
+            page.run(
+                "(() => { const band = document.querySelector('.band');"
+                " const sharp = band.width / band.clientWidth;"
+                f" const x = 160 + {share} * (band.clientWidth - 174);"
+                " return [...band.getContext('2d').getImageData(x * sharp, 23 * sharp, 1, 1).data]; })()"
+            )
+        )
+
+    def painted(name: str) -> list[int]:
+        text = page.run(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+        return [int(text[at : at + 2], 16) for at in (1, 3, 5)] + [255]
+
+    assert colour_at(0.1) == painted("restarting")
+    assert colour_at(0.5) == painted("training")
+    assert colour_at(0.9) == painted("waiting")
+
+
 def test_curves_show_what_was_redone_and_what_was_no_number(show: Any) -> None:
     page = show(
         opened(1),
@@ -287,6 +338,25 @@ def test_the_list_of_runs_leads_to_a_run_that_grows_while_it_is_looked_at(
         append(live, records.Closed(30.0, "failed", "rank 0 was killed", None))
         page.wait_for("document.querySelector('.badge').textContent.includes('failed')")
         assert "First cause: rank 0 was killed" in text_of(page, ".alert")
+
+
+def test_a_live_run_shows_what_its_workers_use(tmp_path: Path, browser: Browser, pages: list[Page]) -> None:
+    live = write_live_run(tmp_path)
+    memory = Memory(shared_memory())  # this process is the worker
+    here = LiveWorker(0, os.getpid(), "host-0", "slice-0", note="30 % slower than its peers: computing")
+    publish_run(LiveRun("live", str(live), os.getpid(), 1, [here]))
+    try:
+        with serving(tmp_path) as server:
+            pages.append(browser.open(f"{server.address}?run=live"))
+            page = pages[-1]
+            page.wait_for("document.querySelector('.workers td') !== null")
+            assert "start, 30 % slower than its peers: computing" in text_of(page, ".workers")
+            assert "GiB" in text_of(page, ".workers")
+            append(live, records.Closed(30.0, "failed", "rank 0 was killed", None))
+            page.wait_for("document.querySelector('section[aria-label=\"Workers now\"]').hidden")
+    finally:
+        forget_run("live")
+        memory.close()
 
 
 def test_a_run_is_stopped_from_the_page_with_the_token_of_its_address(

@@ -14,6 +14,7 @@ import pytest
 from bench.synthetic import WALL, opened, row, synthetic, write_journal
 from everstep.control import commands as c
 from everstep.control.failures import Budget, Failure, Kind
+from everstep.control.stragglers import Slowness
 from everstep.driver import journal, records
 from everstep.driver.history import History
 from everstep.errors import JournalFormatError
@@ -178,6 +179,21 @@ def test_an_incident_has_its_cause_its_traceback_its_phases_and_what_came_with_i
     assert incident["budget"] == ["max_failures", 1, 3, 0.0]
     assert incident["recovery"]["phases"][0] == ["detect", 1.0]
     assert incident["recovery"]["steps_lost"] == 2
+
+
+def test_a_straggler_is_an_incident_from_when_it_is_named_until_it_is_over(tmp_path: Path) -> None:
+    def slow(at: float, rank: int, over: str = "") -> c.StragglerSeen:
+        return c.StragglerSeen(at, 1, (rank,), "host-0", Slowness.COMPUTING, 0.25, over)
+
+    view = plain(tmp_path, *FIRST, slow(10.0, 0), slow(11.0, 1), slow(12.0, 0, "recovered"), *AGAIN)
+    found = [i for i in view["incidents"] if i["kind"] == "straggler"]
+    assert [(i["ranks"], i["began"] - WALL, i["until"] - WALL) for i in found] == [
+        ([0], 10.0, 12.0),
+        ([1], 11.0, 23.0),  # all workers started anew
+    ]
+    text = view["texts"][found[0]["text"]]
+    assert text == "rank 0 on host-0 is 25 % slower than its peers: computing"
+    assert [i["note"] for i in found] == ["over: it recovered", "over: all workers restarted"]
 
 
 def test_a_hang_has_the_stacks_of_all_ranks_and_is_one_incident(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from everstep import Checkpoint
 from everstep.errors import DamagedCheckpointError, StorageError
-from everstep.session import RestoredCheckpoint
+from everstep.restored import RestoredCheckpoint
 from everstep.storage import checkpoints, restore
 from everstep.storage.bucket import PIECE
 from everstep.storage.store import Store, open_store

@@ -21,9 +21,10 @@ from everstep import kernel, session as sessions
 from everstep.agent import raynode, scratch
 from everstep.agent.answers import Answers
 from everstep.agent.memory import WorkersMemory
-from everstep.backend.base import Backend
+from everstep.backend.base import Backend, NoBackend
 from everstep.control.vitals import Stage
 from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeError
+from everstep.here import enter
 from everstep.protocol import framing, wire, words
 from everstep.protocol.progress import Page, Progress
 
@@ -150,6 +151,8 @@ def work(
     stopping = _Stopping()
     signal.signal(signal.SIGTERM, stopping.handle)
     session = sessions.Session(spec, link, WorkersMemory(socket.socket(fileno=memory_fd)), progress)
+    session.times.hides_waits = not isinstance(backend, NoBackend)
+    session.times.has_device = bool(member.device_kind)
     link.session = session
     threading.Thread(target=link.listen, name="everstep-link", daemon=True).start()
     joined = False
@@ -162,7 +165,7 @@ def work(
         joined = True
         progress.keep_ticking(lambda: _collectives(backend, link))
         link.send(framing.frame(words.Joined()))
-        sessions.enter(session)
+        enter(session)
         session.begin()
         arguments, datasets = cloudpickle.loads(config)
         session.hand_over(datasets)

@@ -83,7 +83,7 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
     """
     import msgspec
 
-    from everstep.driver.display import describe_recovery
+    from everstep.driver.display import describe_recovery, describe_straggler
     from everstep.observe.reading import find_run
     from everstep.observe.words import metrics_in_words
 
@@ -119,6 +119,7 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
         for budget, spent in history.spent.items()
     ] or [("budget", "no recovery so far")]
     lines.append(("goodput", _time_spent(history)))
+    lines += [("straggler", describe_straggler(one)) for one in history.slow(history.last_epoch)]
     rows = history.metrics
     metrics = f"{len(rows)} rows"
     if rows:

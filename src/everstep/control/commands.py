@@ -13,6 +13,7 @@ from everstep.control.events import StopKind, TimerName
 from everstep.control.failures import Budget, Failure
 from everstep.control.reports import Ready
 from everstep.control.snapshots import At
+from everstep.control.stragglers import Slowness
 from everstep.control.vitals import Finding
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
@@ -230,6 +231,19 @@ class HangSeen(Record, frozen=True, tag="hang"):
     """Where the stacks of all ranks are, in the run's folder."""
     action: str
     """``restart``, ``warn`` or ``fail``."""
+
+
+class StragglerSeen(Record, frozen=True, tag="straggler"):
+    """These ranks are slower than their peers from now on; or not any more."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    host: HostId
+    kind: Slowness
+    slower: float
+    """By this share of what the peers take."""
+    over: str = ""
+    """Why they aren't any more: ``recovered`` or ``restarted``."""
 
 
 class RecoveryDecided(Record, frozen=True, tag="decided"):

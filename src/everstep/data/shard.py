@@ -18,6 +18,7 @@ from everstep.data.sources import Collate, collated, identity_of, length_of, sam
 from everstep.data.steps import Micro
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
+from everstep.steptimes import loading
 
 _VERSION = 1
 _BATCH_SIZE = 256
@@ -163,7 +164,8 @@ class _Passes:
         ranks = self._here.world_size
         while shares := next_shares(self._sample, length, size, ranks, drop_last=drop_last):
             ids = list(shares[self._here.rank])
-            batch = collated(samples_of(self._source, ids), ids, collate)
+            with loading():
+                batch = collated(samples_of(self._source, ids), ids, collate)
             self._sample = max(share.stop for share in shares)
             yield batch
             if loop != self._loops:

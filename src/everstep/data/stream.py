@@ -22,6 +22,7 @@ from everstep.data.sequence import Shards
 from everstep.data.sources import Collate, collated, identity_of, length_of, plain, samples_of, stacked
 from everstep.data.steps import Micro, Step
 from everstep.errors import ConfigError
+from everstep.steptimes import loading, timed
 
 if TYPE_CHECKING:
     from everstep.data.jax_arrays import GlobalArrays
@@ -182,7 +183,7 @@ class Stream:
     def _steps(
         self, turn: int, plans: Iterator[StepPlan], loaded: Callable[[StepPlan], Iterator[Micro]]
     ) -> Iterator[Step]:
-        for plan in plans:
+        for plan in timed(plans):
             step = Step(plan, loaded(plan), lambda plan=plan: self._finish(turn, plan))  # type: ignore[misc]
             yield step
             step.close()  # whoever asks for the next one is done with it
@@ -199,7 +200,7 @@ class Stream:
         """A micro-batch, loaded here, with the generators of random numbers seeded for it."""
         if isinstance(self.source, int):  # nothing is loaded, and nothing can be random in it
             return collated(list(plan.ids), plan.ids, self._collate)
-        with seeded(plan.seed):
+        with loading(), seeded(plan.seed):
             samples = samples_of(self.source, plan.ids) if plan.samples is None else list(plan.samples)
             return collated(samples, plan.ids, self._collate)
 

@@ -16,6 +16,7 @@ from everstep.data.sequence import Shards
 from everstep.data.sources import Collate, collated, length_of, samples_of
 from everstep.data.steps import Micro, Step, weights_of
 from everstep.errors import ConfigError
+from everstep.steptimes import loading
 
 if TYPE_CHECKING:
     from everstep.data.stream import Stream
@@ -128,7 +129,8 @@ class _Delivery:
 
     def _received(self) -> Any:
         try:
-            return next(self._batches)
+            with loading():
+                return next(self._batches)
         except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
             if not _is_of_a_dead_process(error):
                 raise

@@ -14,9 +14,11 @@ import msgspec
 
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
+from everstep.control.stragglers import Slowness
 from everstep.driver.ledger import RunLedger
 from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.registry import LiveRun
+from everstep.driver.stragglers import RECOVERED, in_short
 
 
 def make_display(stream: TextIO | None = None) -> Observer:
@@ -161,6 +163,8 @@ def describe(record: c.Record) -> str:
             who = f"rank{'s' if len(record.ranks) > 1 else ''} {ranks}"
             # Otherwise the failure that follows says the rest.
             return f"{who} hang: {record.message}" if record.action == "warn" else ""
+        case c.StragglerSeen():
+            return describe_straggler(record)
         case c.HostSetAside():
             return f"host {record.host} keeps failing: set aside, if there is other capacity"
         case c.PreemptionSeen():
@@ -169,6 +173,18 @@ def describe(record: c.Record) -> str:
             return f"slice {record.slice} will be taken away in {record.deadline - record.at:.1f} s"
         case _:
             return ""
+
+
+def describe_straggler(record: c.StragglerSeen) -> str:
+    """Nothing where a restart says it."""
+    who = f"rank{'s' if len(record.ranks) > 1 else ''} {', '.join(map(str, record.ranks))}"
+    are = "are" if len(record.ranks) > 1 else "is"
+    on = f" on {record.host}" if record.host else ""
+    if record.over:
+        return f"{who}{on} {are} as fast as the others again" if record.over == RECOVERED else ""
+    if record.kind is Slowness.BUSY_HOST:
+        return f"host {record.host} is busy: {who} {are} {100 * record.slower:.0f} % slower than the others"
+    return f"{who}{on} {are} {in_short(record.slower, record.kind)}"
 
 
 def describe_recovery(record: c.Recovered) -> str:

@@ -29,10 +29,12 @@ from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
 from everstep.driver.history import plain_value, read_history, to_delete
 from everstep.driver.lease import Lease
+from everstep.driver.observer import Incarnation
 from everstep.driver.questions import QUESTIONS, all_kept, listing, newest_of
 from everstep.driver.repair import Repair
 from everstep.driver.result import Result, result_of
 from everstep.driver.scores import Scores
+from everstep.driver.stalls import Stalls
 from everstep.driver.states import StatesDue
 from everstep.driver.validations import validate_here
 from everstep.errors import (
@@ -42,6 +44,7 @@ from everstep.errors import (
     WorkerError,
     WorkerGroupError,
 )
+from everstep.here import enter
 from everstep.metrics import NO_METRICS
 from everstep.protocol import framing, wire, words
 from everstep.storage import checkpoints
@@ -105,6 +108,7 @@ class HereLink:
         self.failure: Exception | None = None
         """What ends the run, and could not be raised where it was found."""
         self._rows: dict[int, msgspec.Raw] = {}
+        self._stalls = Stalls(self.write, self._history.ledger)
         world = group.member.world_size if group is not None else 1
         self._book = ReportBook(frozenset(range(world)))
         self._listeners = [
@@ -183,6 +187,12 @@ class HereLink:
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
+            case words.Stalled() as stalled:
+                self._stalls.heard(
+                    Incarnation(self.epoch, 0, 0), stalled.index, stalled.seconds, time.monotonic()
+                )
+                self._stalls.flush(time.monotonic())
+                return Settled()
             case words.PartDone() as done:
                 return self._book.reported(rank, 0, (), (done.part,))
             case words.PartFailed() as failed:
@@ -323,6 +333,7 @@ class HereLink:
         self._raise_failure()
 
     def close(self, closed: records.Closed) -> None:
+        self._stalls.flush(closed.at, all_=True)
         self.write(closed)
         complete(self._journal.flush())
         self._tell_others(words.Undriven(True))
@@ -405,7 +416,7 @@ def run_beside(spec: RunSpec, group: LaunchedGroup) -> Result:
 def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None) -> Any:
     """What a worker does, in this process."""
     member = session.spec.member
-    sessions.enter(session)
+    enter(session)
     try:
         endpoint: Endpoint = spec.backend.host(member) if group is None else group.endpoint
         spec.backend.join(member, endpoint, spec.run.deadlines.start_s)
@@ -418,7 +429,7 @@ def _train(spec: RunSpec, session: sessions.Session, group: LaunchedGroup | None
         why = "num_workers=0 runs once, without recovery"
         raise WorkerGroupError(why, {member.rank: failure}, member.rank) from error
     finally:
-        sessions.enter(None)
+        enter(None)
     return value
 
 

@@ -20,6 +20,7 @@ from everstep.control.commands import (
     PhaseChanged,
     PreemptionSeen,
     RecoveryDecided,
+    StragglerSeen,
 )
 from everstep.control.events import CheckpointRef, Notice
 from everstep.control.failures import Budget, Failure, Kind
@@ -106,6 +107,8 @@ class History:
     """Where the workers of the last start were placed, by rank."""
     ledger: RunLedger = field(default_factory=RunLedger)
     """Where the time went."""
+    stragglers: dict[tuple[int, ...], StragglerSeen] = field(default_factory=dict)
+    """Who is slower than its peers, of the last attempt."""
     _generations: dict[tuple[int, int], int] = field(default_factory=dict)
     """The last incarnation of a replica group that was begun, by epoch and group; of a first, none."""
     _wall_ahead: float = 0.0
@@ -174,6 +177,11 @@ class History:
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
             case GroupStarted() | PhaseChanged():
                 self.last_epoch = max(self.last_epoch, record.epoch)
+            case StragglerSeen():
+                self.stragglers = {k: one for k, one in self.stragglers.items() if one.epoch == record.epoch}
+                self.stragglers.pop(record.ranks, None)
+                if not record.over:
+                    self.stragglers[record.ranks] = record
             case GroupsStarting():
                 self._generations.update(((record.epoch, g), number) for g, number in record.generations)
             case RecoveryDecided():
@@ -227,6 +235,10 @@ class History:
             for notice in self.notices.values()
         )
 
+    def slow(self, epoch: int) -> list[StragglerSeen]:
+        """Who is slower than its peers in this attempt."""
+        return [one for one in self.stragglers.values() if one.epoch == epoch]
+
     def generations(self, epoch: int) -> dict[int, int]:
         """The last that were begun, by replica group, of those that were replaced in this epoch."""
         return {group: number for (of, group), number in self._generations.items() if of == epoch}
@@ -268,6 +280,8 @@ class History:
         for notice in self.notices.values():
             deadline = notice.deadline - self._wall_ahead
             yield PreemptionSeen(at, notice.slice, deadline, notice.hosts)
+        for one in self.stragglers.values():
+            yield msgspec.structs.replace(one, at=at)
         for budget, spent in self.spent.items():
             cause = Failure(Kind.EXCEPTION, at, "recorded in a part of the journal that was lost")
             yield RecoveryDecided(at, cause, budget, spent, 0, (), 0.0)

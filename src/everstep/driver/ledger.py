@@ -7,19 +7,23 @@ record tells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import msgspec
 
 from everstep.control import commands as c
 from everstep.control.failures import Kind
-from everstep.control.ledger import Category, Ledger
+from everstep.control.ledger import Category, Ledger, LedgerOverTime
 from everstep.driver import records
 
 _ABSENT = -1
 """The workers that are wanted, and that there is no place for."""
 _REWRITABLE = 256
 """Of the newest stretches, what they were may still be told otherwise."""
+_REWRITABLE_EACH = 8
+"""So many more for each replica group."""
+_TRAINING = (Category.STEP, Category.REDO)
 
 
 class _Stretch(msgspec.Struct):
@@ -29,17 +33,42 @@ class _Stretch(msgspec.Struct):
     category: Category
     workers: float
     since: float
-    until: float
+    until: float = math.inf
+    """Infinite: it goes on."""
+    stalled: float = 0.0
+    """Seconds of it in which training stood still for a checkpoint."""
+
+    def charge(self, ledger: Ledger, now: float) -> None:
+        until = min(self.until, now)
+        stalled = min(self.stalled, max(0.0, until - self.since))
+        ledger.charge(self.category, self.workers, self.since, until - stalled)
+        ledger.charge(Category.CHECKPOINT, self.workers, until - stalled, until)
+
+    def pieces(self, first: float, last: float, category: Category) -> list[_Stretch]:
+        """The same, with another category from ``first`` to ``last``. Stalls stay what they were where steps
+        turn out to be done again.
+        """
+        found = []
+        for kind, since, until in (
+            (self.category, self.since, first),
+            (category, first, last),
+            (self.category, last, self.until),
+        ):
+            if until > since:
+                share = (until - since) / (self.until - self.since) if kind in _TRAINING else 0.0
+                piece = _Stretch(self.group, kind, self.workers, since, until, share * self.stalled)
+                found.append(piece)
+        return found
 
 
 class RunLedger:
     """``apply`` takes one record in; ``until`` is what that comes to, also for another thread."""
 
     def __init__(self) -> None:
-        self._settled = Ledger()
+        self._settled = LedgerOverTime()
         self._stretches: list[_Stretch] = []
-        self._open: dict[int, tuple[Category, float, float]] = {}
-        """What each replica group does: (category, workers, since)."""
+        self._open: dict[int, _Stretch] = {}
+        """What each replica group does."""
         self._wanted = 0
         self._offset = 0.0
         self._now: float | None = None
@@ -52,6 +81,10 @@ class RunLedger:
         self._restored = ""
         """The checkpoint that the last start went back to; with ``_from_memory`` it did not."""
         self._from_memory = False
+        self.stalls_upto: dict[tuple[int, int, int], int] = {}
+        """Of the last attempt, by (attempt, replica group, generation): the newest report whose stalls are in
+        here.
+        """
 
     # ------------------------------------------------------------------ taking records in
 
@@ -71,13 +104,19 @@ class RunLedger:
                 self._taken_over(now)
             case records.Committed():
                 self._committed[record.folder] = now
+                self._cut(now)
+            case records.Stalled():
+                self._stalled(record, record.at + self._offset)
             case records.Deleted():
                 self._committed.pop(record.folder, None)
             case records.Closed():
-                self._turn_all({}, now)
+                self._each(Category.RESTART, now)
                 self._closed = True
             case c.PhaseChanged():
                 self._phase(record.phase, now)
+            case c.RecoveryDecided():
+                for group in record.groups:  # until it trains again, and what it was is known
+                    self._turn(group, Category.WAITING, now)
             case c.GroupStarted():
                 self._group_started(record, now)
             case c.Recovered():
@@ -86,15 +125,23 @@ class RunLedger:
                 pass
 
     def until(self, at: float | None = None) -> Ledger:
-        """Up to this time by the clock of the driver that wrote last, or up to its last record."""
+        """Up to this time by the clock of the driver that wrote last, or up to its last record. A run that
+        has ended goes on no longer.
+        """
         ledger = Ledger()
         ledger.total.update(self._settled.total)
-        for stretch in list(self._stretches):
-            ledger.charge(stretch.category, stretch.workers, stretch.since, stretch.until)
-        now = self._now if at is None else at + self._offset
-        for category, workers, since in list(self._open.values()):
-            ledger.charge(category, workers, since, now if now is not None else since)
+        self._charge_rest(ledger, self._now if at is None or self._closed else at + self._offset)
         return ledger
+
+    def over_time(self) -> LedgerOverTime:
+        """Up to the last record, in UNIX time."""
+        ledger = self._settled.copy()
+        self._charge_rest(ledger, self._now)
+        return ledger
+
+    def _charge_rest(self, ledger: Ledger, now: float | None) -> None:
+        for stretch in [*self._stretches, *self._open.values()]:
+            stretch.charge(ledger, now if now is not None else stretch.since)
 
     # ------------------------------------------------------------------ what records say
 
@@ -102,15 +149,20 @@ class RunLedger:
         self._wanted = max(1, record.workers_max)  # without workers, this process trains
         if self._closed or before is None:
             self._closed = False
+            self._turn_all({}, before if before is not None else now)  # what is between isn't the run's
             self._turn_all({0: (Category.RESTART, float(self._wanted))}, now)
             return
         self._away = {
             group: (before, now)
-            for group, (category, _, _) in self._open.items()
-            if category is Category.STEP and group != _ABSENT
+            for group, stretch in self._open.items()
+            if stretch.category is Category.STEP and group != _ABSENT
         }
         self._each(Category.AWAY, before)
-        self._each(Category.RESTART, now)
+        present = {
+            group: (Category.RESTART, s.workers) for group, s in self._open.items() if group != _ABSENT
+        }
+        missing = max(0.0, self._wanted - sum(workers for _, workers in present.values()))
+        self._turn_all({**present, _ABSENT: (Category.RESTART, missing)}, now)
 
     def _taken_over(self, now: float) -> None:
         """Workers trained on while nobody drove."""
@@ -126,8 +178,6 @@ class RunLedger:
             case "running":
                 self._each(Category.STEP, now)
                 self._turn(_ABSENT, Category.WAITING, now)
-            case "ended":
-                self._turn_all({}, now)
             case _:
                 self._each(Category.RESTART, now)
 
@@ -136,9 +186,12 @@ class RunLedger:
         self._restored, self._from_memory = record.checkpoint or "", record.from_memory
         partial = record.rung is c.Rung.REPLACE_GROUPS
         self._started = groups if partial else set()
-        others = {g: (cat, w) for g, (cat, w, _) in self._open.items() if g not in {*groups, _ABSENT}}
-        if not partial:
-            others = {}
+        self.stalls_upto = {of: upto for of, upto in self.stalls_upto.items() if of[0] == record.epoch}
+        others = {
+            group: (stretch.category, stretch.workers)
+            for group, stretch in self._open.items()
+            if partial and group not in {*groups, _ABSENT}
+        }
         size = (record.world_size - sum(workers for _, workers in others.values())) / max(1, len(groups))
         every = {**others, **dict.fromkeys(groups, (Category.STEP, size))}
         every[_ABSENT] = (Category.WAITING, max(0.0, self._wanted - record.world_size))
@@ -163,12 +216,28 @@ class RunLedger:
             saved = self._committed.get(self._restored, 0.0) if self._restored else 0.0
             self._rewrite(None, saved, began, Category.REDO, only=Category.STEP)
 
+    def _stalled(self, record: records.Stalled, at: float) -> None:
+        """So much of the time in which these workers trained, up to then, was for checkpoints."""
+        of = (record.epoch, record.group, record.generation)
+        self.stalls_upto[of] = max(record.upto, self.stalls_upto.get(of, 0))
+        left = record.seconds
+        for stretch in [*self._open.values(), *reversed(self._stretches)]:
+            if stretch.group != record.group or stretch.since >= at:
+                continue
+            if stretch.category not in _TRAINING or left <= 0:
+                return  # before that, they were started
+            room = max(0.0, min(stretch.until, at) - stretch.since - stretch.stalled)
+            stretch.stalled += min(left, room)
+            left -= min(left, room)
+
     # ------------------------------------------------------------------ charging
 
     def _turn_all(self, every: dict[int, tuple[Category, float]], now: float) -> None:
         for group in list(self._open):
             self._end(group, now)
-        self._open = {group: (category, workers, now) for group, (category, workers) in every.items()}
+        self._open = {
+            group: _Stretch(group, category, workers, now) for group, (category, workers) in every.items()
+        }
 
     def _each(self, category: Category, now: float) -> None:
         for group in list(self._open):
@@ -176,17 +245,23 @@ class RunLedger:
 
     def _turn(self, group: int, category: Category, now: float) -> None:
         if group in self._open:
-            workers = self._open[group][1]
+            workers = self._open[group].workers
             self._end(group, now)
-            self._open[group] = (category, workers, now)
+            self._open[group] = _Stretch(group, category, workers, now)
+
+    def _cut(self, now: float) -> None:
+        """What each does goes on, and what it was so far can be told otherwise by itself."""
+        for group, stretch in list(self._open.items()):
+            self._turn(group, stretch.category, now)
 
     def _end(self, group: int, now: float) -> None:
-        category, workers, since = self._open.pop(group)
-        if now > since and workers:
-            self._stretches.append(_Stretch(group, category, workers, since, now))
-        while len(self._stretches) > _REWRITABLE:
+        stretch = self._open.pop(group)
+        if now > stretch.since and stretch.workers:
+            stretch.until = now
+            self._stretches.append(stretch)
+        while len(self._stretches) > _REWRITABLE + _REWRITABLE_EACH * len(self._open):
             old = self._stretches.pop(0)
-            self._settled.charge(old.category, old.workers, old.since, old.until)
+            old.charge(self._settled, old.until)
 
     def _rewrite(
         self,
@@ -198,24 +273,13 @@ class RunLedger:
     ) -> None:
         """What these groups, or all, did in this time was that; or what was ``only`` this, was that."""
         assert self._now is not None
-        for group, (now_is, _, _) in list(self._open.items()):
-            self._turn(group, now_is, self._now)  # so that what has been going on can be told otherwise too
+        self._cut(self._now)
         found = []
         for stretch in self._stretches:
             concerned = stretch.group != _ABSENT and (groups is None or stretch.group in groups)
             apart = stretch.until <= since or until <= stretch.since or until <= since
             if apart or not concerned or only not in (None, stretch.category):
                 found.append(stretch)
-                continue
-            first, last = max(since, stretch.since), min(until, stretch.until)
-            pieces = (
-                (stretch.category, stretch.since, first),
-                (category, first, last),
-                (stretch.category, last, stretch.until),
-            )
-            found += [
-                _Stretch(stretch.group, kind, stretch.workers, begins, ends)
-                for kind, begins, ends in pieces
-                if ends > begins
-            ]
+            else:
+                found += stretch.pieces(max(since, stretch.since), min(until, stretch.until), category)
         self._stretches = found

@@ -192,7 +192,7 @@ def _line_style(record: c.Record) -> str:
             return "bold magenta"
         case c.Recovered():
             return "bold green"
-        case c.Waiting() | c.HostSetAside():
+        case c.Waiting() | c.HostSetAside() | c.StragglerSeen():
             return "yellow"
         case _:
             return ""

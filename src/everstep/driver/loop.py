@@ -99,6 +99,7 @@ class Driver:
             self.controller,
             lease.history,
             self._write,
+            self._record,
             self.emit,
             engine,
             observer,
@@ -188,6 +189,7 @@ class Driver:
         try:
             if not self.outcome.is_fenced:
                 self.workers.rows.flush()
+                self.workers.tempo.stalls.flush(self._clock.now(), all_=True)
                 self._write(self._closing())
                 await self._record_the_end()
         finally:  # whatever goes wrong before: nothing is left running
@@ -341,9 +343,8 @@ class Driver:
         self._write_places(command.assignments, others_stay=not command.full)
         if self.workers.begin(command) and self._lighthouse is not None:
             self._lighthouse.renew()
-        self._spawn(
-            self._start_once_recorded(self._job.specs(command, self._engine, self.workers.cadence.reports))
-        )
+        snapshot_every = self.workers.tempo.cadence.reports
+        self._spawn(self._start_once_recorded(self._job.specs(command, self._engine, snapshot_every)))
 
     def _write_places(self, assignments: Iterable[Assignment], others_stay: bool) -> None:
         placed = self._lease.history.placed(self._clock.now(), assignments, others_stay)
@@ -449,11 +450,12 @@ class Driver:
     def _look_for_states(self) -> None:
         if self.controller.phase is Phase.RUNNING:
             self._states.look(self._clock.now())
-            self.workers.cadence.look()
+            self.workers.tempo.cadence.look()
 
     def _collect(self) -> list[tuple[HostId, wire.Acknowledge]]:
         self._look_for_states()
         self.workers.rows.flush()
+        self.workers.tempo.stalls.flush(self._clock.now())
         self._house.warn_of_uncommitted(self.controller, self._limits)
         self.workers.questions.warn(self._limits.report_warn_s, self._observer.say)
         return self.workers.acknowledgements()
@@ -465,6 +467,8 @@ class Driver:
             self._publish()
             self.workers.tell_newcomers()
             self._states.restart(self._clock.now())
+        elif isinstance(record, c.StragglerSeen):
+            self._register()
         elif isinstance(record, c.PreemptionSeen) and record.deadline is None:
             self.workers.notice_is_over(record.slice)
 
@@ -473,7 +477,10 @@ class Driver:
         self._lease.history.apply(record)
 
     def _publish(self) -> None:
-        """Let other terminals find this run's processes."""
+        """Let other terminals find this run's processes, and say where they are."""
+        self._observer.started(self._register())
+
+    def _register(self) -> LiveRun:
         live = LiveRun(
             self._job.name, self._run.address(), os.getpid(), self.controller.epoch, self.workers.live()
         )
@@ -481,4 +488,4 @@ class Driver:
             self._registry.publish(live)
         except OSError as error:
             self._observer.say(f"other terminals can't find this run: {error}")
-        self._observer.started(live)
+        return live

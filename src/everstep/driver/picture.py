@@ -20,6 +20,7 @@ from everstep.control import commands as c
 from everstep.driver.display import cause_of, count
 from everstep.driver.ledger import RunLedger
 from everstep.driver.registry import LiveRun, LiveWorker
+from everstep.driver.stragglers import in_short
 
 _RATE_OVER_S = 4.0
 _SPELLS_KEPT = 2_000
@@ -41,7 +42,7 @@ class _Seat:
 
     worker: LiveWorker
     state: str = "alive"
-    """``alive``, ``replaced`` (alive on another host than before), ``failed`` or ``stopped``."""
+    """``alive``, ``replaced`` (alive on another host than before), ``slow``, ``failed`` or ``stopped``."""
     note: str = ""
 
 
@@ -59,6 +60,7 @@ class _Signs:
 
     alive: str = "●"
     replaced: str = "◆"
+    slow: str = "◐"
     failed: str = "✗"
     stopped: str = "○"
     running: str = "━"
@@ -67,9 +69,15 @@ class _Signs:
     dash: str = "–"
 
 
-_ASCII = _Signs("*", "+", "x", "o", "=", ".", "-", "-")
+_ASCII = _Signs("*", "+", "~", "x", "o", "=", ".", "-", "-")
 
-_SEAT_STYLES = {"alive": "green", "replaced": "cyan", "failed": "bold red", "stopped": "dim"}
+_SEAT_STYLES = {
+    "alive": "green",
+    "replaced": "cyan",
+    "slow": "yellow",
+    "failed": "bold red",
+    "stopped": "dim",
+}
 _PHASE_STYLES = {
     "running": "green",
     "settling": "red",
@@ -141,6 +149,8 @@ class Picture:
                 self._restarts += record.rung is not c.Rung.FIRST_START
             case c.Recovered():
                 self._recoveries.append(record)
+            case c.StragglerSeen():
+                self._slow(record)
             case c.Waiting():
                 self._waiting_for = record.message
             case c.PreemptionSeen():
@@ -173,6 +183,14 @@ class Picture:
             on_host = failure.rank is None and seat.worker.host == failure.host
             if on_host or seat.worker.rank == failure.rank:
                 self._seats[i] = _Seat(seat.worker, "failed", message)
+
+    def _slow(self, record: c.StragglerSeen) -> None:
+        """It trains all the same. A worker that has failed or ended is nothing else any more."""
+        for i, seat in enumerate(self._seats):
+            if seat.worker.rank not in record.ranks or seat.state in ("failed", "stopped"):
+                continue
+            slow = _Seat(seat.worker, "slow", in_short(record.slower, record.kind))
+            self._seats[i] = _Seat(seat.worker) if record.over else slow
 
     # ------------------------------------------------------------------ figures
 

@@ -150,6 +150,20 @@ class Damaged(Entry, frozen=True):
     reason: str
 
 
+class Stalled(Entry, frozen=True):
+    """Training of a replica group stood still for checkpoints, for so many seconds until ``at`` that no
+    earlier record tells of.
+    """
+
+    at: float
+    epoch: int
+    group: int
+    generation: int
+    upto: int
+    """The newest report that it includes: a later driver may be told of that again."""
+    seconds: float
+
+
 class Metrics(Entry, frozen=True):
     """Rank 0's reports, from ``first`` on; with replica groups, while rank 0's is being replaced, those of
     the first rank that trains.
@@ -187,6 +201,7 @@ AnyRecord = (
     | Validated
     | Deleted
     | Damaged
+    | Stalled
     | Metrics
     | Closed
     | Snapshot
@@ -195,6 +210,7 @@ AnyRecord = (
     | c.Waiting
     | c.FailureSeen
     | c.HangSeen
+    | c.StragglerSeen
     | c.RecoveryDecided
     | c.GroupStarted
     | c.Recovered

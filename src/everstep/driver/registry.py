@@ -18,6 +18,8 @@ class LiveWorker(msgspec.Struct, frozen=True):
     slice: str
     pid_started: int = 0
     """Set when published: the pid alone may belong to somebody else by the time that it is read."""
+    note: str = ""
+    """What is known of it that it doesn't say itself: that it is slow."""
 
     @property
     def alive(self) -> bool:

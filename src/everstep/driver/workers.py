@@ -12,6 +12,7 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller
 from everstep.control.failures import Failure, Kind
 from everstep.control.reports import Part
+from everstep.control.stragglers import Straggler
 from everstep.control.table import Phase
 from everstep.driver import records
 from everstep.driver.agreement import Agreement
@@ -25,8 +26,11 @@ from everstep.driver.observer import Incarnation, Observer
 from everstep.driver.questions import CheckpointQuestions
 from everstep.driver.registry import LiveWorker
 from everstep.driver.rows import Rows
+from everstep.driver.stalls import Stalls
 from everstep.driver.states import SnapshotCadence
+from everstep.driver.stragglers import StragglerWatch
 from everstep.driver.streams import Key, WorkerStream
+from everstep.driver.tempo import Tempo
 from everstep.engine.base import Engine
 from everstep.protocol import framing, wire, words
 from everstep.topology.slices import HostId
@@ -42,6 +46,7 @@ class Workers:
         controller: Controller,
         history: History,
         write: Callable[[records.AnyRecord], None],
+        record: Callable[[c.Record], None],
         emit: Emit,
         engine: Engine,
         observer: Observer,
@@ -64,7 +69,11 @@ class Workers:
         grouped = job.scaling.replica_group_size is not None
         # With replica groups, a group that is replaced takes its state from the others.
         memory = None if grouped else job.run.checkpoint_config.memory
-        self.cadence = SnapshotCadence(memory, self.talk.agreement.propose, observer.say)
+        self.tempo = Tempo(
+            SnapshotCadence(memory, self.talk.agreement.propose, observer.say),
+            Stalls(write, history.ledger),
+            StragglerWatch(record),
+        )
         self.questions = CheckpointQuestions(
             self.tell, controller, history, job.store, job.run.checkpoint_config, clock
         )
@@ -77,7 +86,13 @@ class Workers:
 
     def live(self) -> list[LiveWorker]:
         return [
-            LiveWorker(a.rank, self.pids.get(a.rank, 0), a.host, a.slice)
+            LiveWorker(
+                a.rank,
+                self.pids.get(a.rank, 0),
+                a.host,
+                a.slice,
+                note=self.tempo.stragglers.note_of(a.rank),
+            )
             for a in (stream.assignment for stream in self.current())
         ]
 
@@ -90,7 +105,6 @@ class Workers:
             self.pids.pop(key[2], None)
             self.questions.forget(key[2])
         alone = not self.streams
-        self.cadence.restart()
         if alone:
             self.rows.restart()
             self.talk.agreement.restart(command.epoch, {})
@@ -98,6 +112,7 @@ class Workers:
         for a in command.assignments:
             generation = generations[a.group_id]
             self.streams[(command.epoch, generation, a.rank)] = WorkerStream(a, generation)
+        self.tempo.start(command.epoch, self.streams.values(), ranks, self._clock.now())
         for group in generations:
             self.talk.meet(group, command.epoch, self.streams.values())
             self.talk.agreement.replace(group, [a.rank for a in command.assignments if a.group_id == group])
@@ -106,7 +121,8 @@ class Workers:
     def adopt(self, streams: dict[Key, WorkerStream], pids: dict[int, int], epoch: int) -> None:
         """Workers of an earlier driver."""
         self.streams, self.pids = streams, pids
-        self.cadence.adopt()
+        named = [Straggler(one.ranks, one.kind, one.slower) for one in self._history.slow(epoch)]
+        self.tempo.adopt(epoch, streams.values(), named, self._clock.now())
         self.rows.recall(self._history.reports(epoch))
         groups: dict[int, list[int]] = {}
         for stream in streams.values():
@@ -212,6 +228,8 @@ class Workers:
         copying: list[int] = []
         restore_s = 0.0
         for word in stream.feed(message.data):
+            if isinstance(word, words.Report | words.Copied | words.Stalled):
+                self.tempo.heard(message.epoch, stream, word, self.current, self._clock.now())
             if isinstance(word, words.Report):
                 restore_s = max(restore_s, word.restore_s)
                 parts += self._news(word.part)
@@ -221,7 +239,6 @@ class Workers:
                     copied.append(word.index)
                 if word.copying:
                     copying.append(word.index)
-                self.cadence.reported(stream.assignment.rank, word.index, word.copy_s, self._clock.now())
                 self._add_row(key, stream, word)
                 continue
             if isinstance(word, words.PartDone):
@@ -229,7 +246,8 @@ class Workers:
                 continue
             if isinstance(word, words.Copied):
                 copied.append(word.index)
-                self.cadence.copied(stream.assignment.rank, word.copy_s, word.whole_s)
+                continue
+            if isinstance(word, words.Stalled):
                 continue
             # What came before must be known before what comes now: a return, a failure, a question.
             self._tell_reports(key, stream, before, owed, parts, copied, copying, restore_s)
@@ -298,7 +316,7 @@ class Workers:
             case words.PartFailed():
                 self._upload_failed(key, word.index, word.reason)
             case words.NoMemory():
-                self.cadence.refused(rank, word.reason)
+                self.tempo.cadence.refused(rank, word.reason)
             case words.Ask():
                 if word.turn:
                     self.talk.meetings[stream.assignment.group_id].ask(rank, word)
@@ -314,7 +332,7 @@ class Workers:
                 self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case words.Raised():
                 self._raised(key, stream, word)
-            case words.Report() | words.Copied() | words.PartDone():
+            case words.Report() | words.Copied() | words.Stalled() | words.PartDone():
                 raise AssertionError("reports are merged before they come here")
             case _:
                 assert_never(word)

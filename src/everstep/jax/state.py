@@ -14,9 +14,9 @@ import numpy as np
 
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
+from everstep.here import current
 from everstep.jax.copying import Copier, Place
 from everstep.parts import Parts, is_stateful
-from everstep.session import current
 from everstep.snapshots.content import BLOCK, Source
 from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (

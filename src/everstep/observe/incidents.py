@@ -9,9 +9,10 @@ from typing import Any
 from everstep.control import commands as c
 from everstep.control.failures import Failure, Kind
 from everstep.driver import records
-from everstep.driver.display import cause_of, phases_of, who_failed
+from everstep.driver.display import cause_of, describe_straggler, phases_of, who_failed
 from everstep.observe.texts import Texts
 
+STRAGGLER = "straggler"
 MOST_FAILURES = 50
 """Of one incident that the page has: a slice of a thousand workers dies a thousand times."""
 
@@ -58,6 +59,8 @@ class Incidents:
         self._groups_of = groups_of
         self._open: list[Incident] = []
         """Failures that nothing has been decided about, and recoveries that haven't come to a step."""
+        self._slow: dict[tuple[int, ...], Incident] = {}
+        """Who is slower than its peers."""
 
     def take(self, record: records.AnyRecord, when: float | None) -> None:
         if when is None:
@@ -67,6 +70,8 @@ class Incidents:
                 self._failed(record.failure, when)
             case c.HangSeen():
                 self._hung(record, when)
+            case c.StragglerSeen():
+                self._straggled(record, when)
             case c.RecoveryDecided():
                 self._decided(record, when)
             case c.Recovered():
@@ -79,7 +84,12 @@ class Incidents:
             case records.Damaged():
                 text = f"{record.folder} can't be restored any more: {record.reason}"
                 self.all.append(Incident(when, "damaged", text, when, until=when))
-            case records.Opened() | records.Closed():
+            case c.GroupStarted() if record.rung is not c.Rung.REPLACE_GROUPS:
+                self._end_slow(when, "all workers restarted")
+            case records.Closed():
+                self._open = []
+                self._end_slow(when, "the run ended")
+            case records.Opened():
                 self._open = []
             case _:
                 pass
@@ -117,6 +127,20 @@ class Incidents:
             incident.groups = {*()}.union(*groups)
         incident.ranks = [*record.ranks]
         incident.stacks, incident.action = record.stacks, record.action
+
+    def _straggled(self, record: c.StragglerSeen, when: float) -> None:
+        incident = self._slow.pop(record.ranks, None)
+        if not record.over:
+            incident = Incident(when, STRAGGLER, describe_straggler(record), when, ranks=[*record.ranks])
+            self._slow[record.ranks] = incident
+            self.all.append(incident)
+        elif incident is not None:
+            incident.until, incident.note = when, f"over: it {record.over}"
+
+    def _end_slow(self, when: float, why: str) -> None:
+        for incident in self._slow.values():
+            incident.until, incident.note = when, f"over: {why}"
+        self._slow = {}
 
     def _decided(self, record: c.RecoveryDecided, when: float) -> None:
         concerned = {*record.groups}

@@ -24,6 +24,8 @@ from everstep.observe.shelf import Book, Shelf
 LOOPBACK = "127.0.0.1"
 _NAMES = {"127.0.0.1", "localhost", "::1"}
 _POLL_S = 0.5
+_USAGE_S = 2.0
+"""So often it is told what workers use."""
 _QUIET_S = 15.0
 """Without news, something is sent so often: so a browser that is gone is noticed."""
 _PAUSE = 5
@@ -141,10 +143,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         told: object = None
         quiet_s = 0.0
+        unused_s = _USAGE_S
         pause_s = 0.0
         while not self.server.closing.wait(max(_POLL_S, pause_s) if told is not None else 0.0):
             version = what.version()
             quiet_s += _POLL_S
+            unused_s += _POLL_S
+            if isinstance(what, Book) and unused_s >= _USAGE_S and (used := what.usage()):
+                self.wfile.write(b"event: usage\ndata: " + used + b"\n\n")
+                unused_s = 0.0
             pause_s = 0.0
             if version != told:
                 self.wfile.write(b"event: changed\ndata: {}\n\n")

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import Any
 
-from everstep.driver.registry import LiveRun, live_runs
+from everstep.driver.registry import LiveRun, LiveWorker, live_runs
 from everstep.errors import EverstepError, JournalFormatError, NoRunError
-from everstep.observe import actions
+from everstep.observe import actions, usage
 from everstep.observe.page import as_json
 from everstep.observe.view import RunView
 from everstep.storage.store import Store, open_store
@@ -34,6 +34,7 @@ class Book:
         self._made: tuple[object, bytes] = (None, b"")
         self.cost_s = 0.0
         """What it takes to put its page together."""
+        self._workers = WorkersNow()
 
     def version(self) -> tuple[int, str]:
         """Another one whenever there is something new."""
@@ -78,6 +79,15 @@ class Book:
             raise actions.ActionError(f"the run that is live here as {name} is another one: {live.folder}")
         return live
 
+    def usage(self) -> bytes:
+        """What its workers on this machine do and use, as JSON; empty, if it isn't live here."""
+        try:
+            workers = self.live().workers
+        except EverstepError:
+            return b""
+        with self._lock:
+            return as_json(self._workers.look(workers)).encode()
+
     def _look(self) -> None:
         if isinstance(self._error, JournalFormatError):
             return  # that doesn't pass
@@ -103,6 +113,36 @@ class Book:
     def _mark(self) -> tuple[int, str]:
         facts = self._view.facts
         return self._version, str(self._error or (facts.state if facts.is_run else ""))
+
+
+class WorkersNow:
+    """What workers use, between one look and the next. Several pages that ask get the same."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, usage.Look] = {}
+        self._looked: float | None = None
+        self._found: dict[str, Any] = {}
+
+    def look(self, workers: list[LiveWorker]) -> dict[str, Any]:
+        if self._looked is None or time.monotonic() - self._looked >= LOOK_S:
+            now = usage.look(workers)
+            rows = usage.between(self._before, now)
+            self._before, self._looked = now, time.monotonic()
+            self._found = {"workers": [_plain(row) for row in rows], "elsewhere": len(workers) - len(now)}
+        return self._found
+
+
+def _plain(row: usage.Usage) -> dict[str, Any]:
+    return {
+        "rank": row.worker.rank,
+        "slice": row.worker.slice,
+        "host": row.worker.host,
+        "doing": row.doing,
+        "reports": row.reports,
+        "rate": row.reports_per_s,
+        "processors": row.processors,
+        "memory": row.memory,
+    }
 
 
 class Shelf:

@@ -59,7 +59,7 @@ def look(workers: Sequence[LiveWorker]) -> dict[int, Look]:
         found[worker.rank] = Look(
             time.monotonic(),
             worker,
-            _STATES.get(kernel.state_of(worker.pid)) or seen.label or seen.stage.value,
+            _doing(worker, seen),
             seen.reports,
             seen.collectives,
             family.seconds,
@@ -89,6 +89,11 @@ def between(before: dict[int, Look], now: dict[int, Look]) -> list[Usage]:
             )
         )
     return found
+
+
+def _doing(worker: LiveWorker, seen: Seen) -> str:
+    stage = _STATES.get(kernel.state_of(worker.pid)) or seen.label or seen.stage.value
+    return f"{stage}, {worker.note}" if worker.note else stage
 
 
 def _seen(pid: int) -> Seen | None:

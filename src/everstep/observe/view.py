@@ -81,11 +81,17 @@ class RunView:
         }
 
     def _ledger(self) -> dict[str, Any]:
-        ledger = self.facts.history.ledger.until()
+        ledger = self.facts.history.ledger.over_time()
         return {
             "goodput": ledger.goodput,
             "seconds": {category.value: seconds for category, seconds in ledger.total.items()},
             "badput": ledger.badput(),
+            "began": ledger.began,
+            "width": ledger.width,
+            "slices": [
+                {category.value: round(spent, 3) for category, spent in each.items()}
+                for each in ledger.slices
+            ],
         }
 
     def _groups_of(self, failure: Failure) -> set[int]:

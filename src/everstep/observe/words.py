@@ -11,6 +11,7 @@ from everstep.control import commands as c
 from everstep.driver import records
 from everstep.driver.display import count, describe
 from everstep.driver.records import AnyRecord
+from everstep.driver.stragglers import RESTARTED
 
 _VALIDATIONS = {
     "VALIDATED": "validated {}",
@@ -53,6 +54,8 @@ def in_words(record: AnyRecord) -> str:
             which = f"report {last}" if last == record.first else f"reports {record.first} to {last}"
             newest = f": {metrics_in_words(msgspec.msgpack.decode(record.rows[-1]))}" if record.rows else ""
             return f"attempt {record.epoch}: {which}{newest}"
+        case records.Stalled():
+            return f"attempt {record.epoch}: training waited {record.seconds:.2f} s for checkpoints"
         case records.Closed():
             return f"ended: {ending_in_words(record.outcome, record.message)}"
         case records.Snapshot():
@@ -65,6 +68,9 @@ def in_words(record: AnyRecord) -> str:
             return describe(c.FailureSeen(record.at, msgspec.structs.replace(record.failure, echo=False))) + (
                 " (as a consequence)"
             )
+        case c.StragglerSeen() if record.over == RESTARTED:
+            ranks = ", ".join(map(str, record.ranks))
+            return f"attempt {record.epoch}: rank {ranks} was slow, and restarts"
         case _:
             return describe(record) or _tag(record)
 

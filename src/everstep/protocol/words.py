@@ -9,6 +9,7 @@ import msgspec
 from everstep.backend.base import Endpoint
 from everstep.control.reports import Part
 from everstep.control.snapshots import At
+from everstep.control.stragglers import Pace
 
 
 class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +44,8 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     """The snapshot is being taken: ``Copied`` follows."""
     silent: bool = False
     """It has no metrics: it brings what is to be saved when the function has returned."""
+    pace: Pace | None = None
+    """What the step took that it ends."""
 
 
 class Copied(FromWorkerMessage, frozen=True):
@@ -54,6 +57,14 @@ class Copied(FromWorkerMessage, frozen=True):
     """How long training waited for it, all the same."""
     whole_s: float
     """How long it took."""
+
+
+class Stalled(FromWorkerMessage, frozen=True):
+    """Training stood still here for checkpoints, since the last time that this was said."""
+
+    index: int
+    """The report that it was for, the last if it were several."""
+    seconds: float
 
 
 class PartDone(FromWorkerMessage, frozen=True):
@@ -112,7 +123,18 @@ class Raised(FromWorkerMessage, frozen=True):
 
 
 AnyFromWorker = (
-    Hello | Joined | Report | Copied | PartDone | PartFailed | NoMemory | Ask | Counted | Returned | Raised
+    Hello
+    | Joined
+    | Report
+    | Copied
+    | Stalled
+    | PartDone
+    | PartFailed
+    | NoMemory
+    | Ask
+    | Counted
+    | Returned
+    | Raised
 )
 
 

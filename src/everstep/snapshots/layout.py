@@ -74,6 +74,11 @@ class Index(msgspec.Struct, frozen=True):
         return msgspec.convert(json.loads(bytes(data)), cls)
 
 
+def places_in(index: bytes) -> bytes:
+    """Of data sets, as a checkpoint of files has them."""
+    return json.dumps({"places": Index.decoded(index).places}).encode()
+
+
 SHARED_FILE = "state-shared.safetensors"
 """Tensors that are the same at all ranks."""
 
@@ -172,8 +177,3 @@ def covered(shard: Shard, parts: Iterable[Shard]) -> int:
         if shared is not None:
             total += math.prod(s.stop - s.start for s in shared[0])
     return total
-
-
-def places_in(index: bytes) -> bytes:
-    """Of data sets, as their own files in a checkpoint have them."""
-    return json.dumps({"places": Index.decoded(index).places}).encode()

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from everstep.errors import ConfigError
+from everstep.steptimes import timed
 
 logger = logging.getLogger("everstep")
 
@@ -86,11 +87,11 @@ class LoaderOnDevice(DataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         if self._stream is None:
-            for batch in self._loader:
+            for batch in timed(self._loader):
                 yield self._moved(batch)
             return
         following: list[Any] = []
-        for batch in self._loader:
+        for batch in timed(self._loader):
             following.append(self._moved(batch))
             if len(following) > 1:
                 yield self._ready(following.pop(0))

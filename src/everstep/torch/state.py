@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
+from everstep.here import current
 from everstep.parts import Parts, is_stateful
-from everstep.session import current
 from everstep.snapshots.content import BLOCK, Source
 from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (

@@ -15,7 +15,9 @@ function live() {
     const bar = make("div", { class: "tools" }, make("a", { href: "/" }, "← all runs"), link, actionButtons(run));
     const page = new RunPage(bar);
     byId("main").replaceChildren(page.root);
-    follow(`/api/run?run=${encodeURIComponent(run)}`, link, (found) => page.update(found));
+    const events = follow(`/api/run?run=${encodeURIComponent(run)}`, link, (found) => page.update(found));
+    // What workers use changes all the time, whether or not their run has news.
+    events.addEventListener("usage", (event) => page.fillUsage(JSON.parse(event.data)));
   }
 }
 
@@ -42,6 +44,7 @@ function follow(address, link, fill) {
   const events = new EventSource(address.replace(/^\/api\/runs?/, "/api/events"));
   events.addEventListener("changed", ask);
   events.addEventListener("error", () => { link.textContent = "○ no connection: trying again …"; });
+  return events;
 }
 
 function fillRuns(list, found) {

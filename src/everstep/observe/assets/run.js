@@ -1,7 +1,6 @@
 // The page of one run.
 const BADGES = { running: "▶ running", finished: "✓ finished", failed: "✕ failed", stopped: "■ stopped", interrupted: "◌ interrupted" };
 const badge = (state) => make("span", { class: `badge ${Object.hasOwn(BADGES, state) ? state : ""}` }, BADGES[state] || state);
-const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", "waiting for capacity": "waiting", "driver away": "away" };
 
 class RunPage {
   constructor(live) {
@@ -11,13 +10,16 @@ class RunPage {
     this.incidents = new Incidents((at) => this.timeline.select(at));
     this.metrics = new Metrics();
     this.checkpoints = make("div");
+    this.usage = make("section", { "aria-label": "Workers now", hidden: "" });
     const part = (title, ...content) => make("section", { "aria-label": title }, make("h2", null, title), ...content);
     this.root = make("div", null, live, this.head,
-      part("Timeline", this.timeline.root), part("Incidents", this.incidents.root),
+      part("Timeline", this.timeline.root), this.usage, part("Incidents", this.incidents.root),
       part("Metrics", this.metrics.note, this.metrics.root), part("Where the time went", this.ledger), part("Checkpoints", this.checkpoints));
   }
 
   update(run) {
+    this.state = run.state;
+    if (run.state !== "running") this.usage.hidden = true;
     document.title = `${run.name} · Everstep`;
     this.fillHead(run);
     this.fillLedger(run.ledger);
@@ -55,6 +57,15 @@ class RunPage {
     }));
     const rows = entries.map(([name, seconds]) => [make("span", null, paint(make("span", { class: "swatch" }), name), name), percent(seconds / whole), duration(seconds)]);
     this.ledger.replaceChildren(bar, table([["category"], ["share", "number"], ["time, summed over workers", "number"]], rows, "Where the time went"));
+  }
+
+  // Only what runs on the machine of the server is known; a page in a file has none.
+  fillUsage({ workers, elsewhere }) {
+    this.usage.hidden = !workers.length || this.state !== "running";
+    const heads = [["rank", "number"], ["slice"], ["host"], ["doing"], ["reports", "number"], ["reports a second", "number"], ["processors", "number"], ["memory", "number"]];
+    const rows = workers.map((each) => [each.rank, each.slice, each.host, each.doing, number(each.reports), each.rate.toFixed(1), percent(each.processors), `${(each.memory / 2 ** 30).toFixed(2)} GiB`]);
+    const more = elsewhere ? [make("p", { class: "muted" }, `${plural(elsewhere, "worker")} on other machines, or just gone.`)] : [];
+    this.usage.replaceChildren(make("h2", null, "Workers now"), make("div", { class: "workers" }, table(heads, rows, "What each worker does and uses")), ...more);
   }
 
   fillCheckpoints(run) {

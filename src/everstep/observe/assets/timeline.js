@@ -1,8 +1,9 @@
 // One lane a worker, grouped by slice. Only what is in sight is drawn. A lane shows what its replica group did, so the strip
 // of a group is painted once for all of its workers; where a pixel stands for several states, it shows the share of each.
-const STATES = ["training", "ending", "starting", "restarting", "waiting", "driver away", "hang"];
+const STATES = ["training", "ending", "starting", "restarting", "waiting", "driver away", "hang", "slow"];
 const COLOURS = { "driver away": "away" };
-const LANE = 14, HEAD = 20, AXIS = 44, LEFT = 160;
+const LANE = 14, HEAD = 20, AXIS = 44, LEFT = 160, BAND = 46;
+const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", "waiting for capacity": "waiting", "driver away": "away" };
 
 function patterns(context) {
   const found = {};
@@ -19,6 +20,7 @@ function patterns(context) {
     if (state === "waiting") { ink.fillRect(1, 1, 2, 2); ink.fillRect(4, 4, 2, 2); }
     if (state === "starting") { ink.moveTo(0, 3); ink.lineTo(6, 3); }
     if (state === "driver away") { ink.moveTo(3, 0); ink.lineTo(3, 6); }
+    if (state === "slow") { ink.moveTo(0, 5); ink.lineTo(3, 1); ink.lineTo(6, 5); }
     if (state === "hang") { ink.moveTo(0, 0); ink.lineTo(6, 6); ink.moveTo(0, 6); ink.lineTo(6, 0); }
     ink.stroke();
     found[state] = context.createPattern(tile, "repeat");
@@ -45,6 +47,7 @@ class Timeline {
     this.open = open;
     this.axis = make("canvas", { class: "axis", height: AXIS, "aria-hidden": "true" });
     this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.band = make("canvas", { class: "band", height: BAND, role: "img", "aria-label": "Where the time went, over time: the shares of the table below, slice by slice" });
     this.space = make("div");
     this.lanes = make("div", { class: "lanes", tabindex: "0", role: "group", "aria-label": "Timeline: a lane for each worker. Left and right arrow go from incident to incident, Enter opens one, plus and minus zoom, zero shows everything, shift with an arrow moves in time." }, this.space);
     this.space.append(this.canvas);
@@ -54,12 +57,12 @@ class Timeline {
       button("+", "Zoom in", () => this.zoom(0.5)), button("−", "Zoom out", () => this.zoom(2)),
       button("All", "Show everything", () => this.fit()), this.range);
     this.legend = make("ul", { class: "legend" });
-    this.root = make("div", null, this.tools, make("div", { class: "timeline" }, this.axis, this.lanes), this.legend);
+    this.root = make("div", null, this.tools, make("div", { class: "timeline" }, this.axis, this.lanes, this.band), this.legend);
     this.lanes.addEventListener("scroll", () => this.later());
     this.lanes.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("click", (event) => this.click(event.offsetX, event.offsetY));
     this.axis.addEventListener("click", (event) => this.clickAxis(event.offsetX));
-    for (const canvas of [this.canvas, this.axis]) {
+    for (const canvas of [this.canvas, this.axis, this.band]) {
       canvas.addEventListener("wheel", (event) => {
         if (!event.ctrlKey && !event.metaKey) return;
         event.preventDefault();
@@ -109,6 +112,7 @@ class Timeline {
     const seen = new Set(this.run.timeline.run.map(([, state]) => state));
     for (const track of Object.values(this.run.timeline.groups)) for (const [, state] of track) seen.add(state);
     if (this.run.incidents.some((incident) => incident.kind === "hang")) seen.add("hang");
+    if (this.run.incidents.some((incident) => incident.kind === "straggler")) seen.add("slow");
     const swatch = (state) => {
       const box = make("canvas", { class: "swatch", width: 36, height: 24, "aria-hidden": "true" }), ink = box.getContext("2d");
       ink.fillStyle = patterns(ink)[state];
@@ -220,6 +224,7 @@ class Timeline {
     };
     this.drawAxis(size(this.axis, AXIS));
     this.drawLanes(size(this.canvas, high), high);
+    this.drawBand(size(this.band, BAND));
     this.range.textContent = `${date(this.from)} to ${date(this.to)} (${duration(this.to - this.from)})`;
   }
 
@@ -245,6 +250,32 @@ class Timeline {
       drawMark(ink, shapeOf(all[at].kind), x, 32);
     }
     this.drawSelected(ink, AXIS);
+  }
+
+  // Of each slice of time, which share went where. Slices that are narrower than a pixel are drawn together.
+  drawBand(ink) {
+    const { began, width, slices } = this.run.ledger, high = BAND - 10;
+    ink.fillStyle = colour("muted");
+    ink.fillText("time by category", 8, BAND / 2);
+    if (began === null) return;
+    const at = (time) => Math.min(slices.length, Math.max(0, Math.floor((time - began) / width)));
+    const wide = Math.max(1, Math.floor(this.width)), second = (this.to - this.from) / this.width;
+    for (let x = 0; x < wide; x++) {
+      const from = this.from + x * second, shares = {};
+      if (from + second <= began) continue;
+      let whole = 0;
+      for (let i = at(from); i <= at(from + second) && i < slices.length; i++) {
+        for (const [name, spent] of Object.entries(slices[i])) { shares[name] = (shares[name] || 0) + spent; whole += spent; }
+      }
+      let y = 5 + high;
+      for (const [name, paint] of Object.entries(LEDGER)) {
+        if (!shares[name]) continue;
+        const tall = shares[name] / whole * high;
+        ink.fillStyle = colour(paint);
+        ink.fillRect(LEFT + x, y - tall, 1, tall);
+        y -= tall;
+      }
+    }
   }
 
   drawSelected(ink, height) {
@@ -336,6 +367,11 @@ class Timeline {
         ink.fillStyle = this.paints.hang;
         if (to > from) ink.fillRect(from, y - LANE / 2 + 1.5, to - from, LANE - 3);
       }
+      if (incident.kind === "straggler" && row.lane) {
+        const from = Math.max(LEFT, x), to = Math.min(LEFT + this.width, this.x(incident.until === null ? this.end : incident.until));
+        ink.fillStyle = this.paints.slow;
+        if (to > from) ink.fillRect(from, y, to - from, LANE / 2 - 1.5);
+      }
       if (x < LEFT - 4 || x - last < 3) continue;
       last = x;
       drawMark(ink, shapeOf(incident.kind), x, y);
@@ -343,9 +379,9 @@ class Timeline {
   }
 }
 
-const SHAPES = { failure: "failure", hang: "a hang begins", notice: "notice", resize: "resize" };
+const SHAPES = { failure: "failure", hang: "a hang begins", slow: "a rank becomes slow", notice: "notice", resize: "resize" };
 function shapeOf(kind) {
-  return { hang: "hang", resize: "resize", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
+  return { hang: "hang", straggler: "slow", resize: "resize", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
 }
 // Each kind has a shape of its own, so that colour isn't needed to tell them apart.
 function drawMark(ink, shape, x, y) {
@@ -353,6 +389,7 @@ function drawMark(ink, shape, x, y) {
     ink.beginPath();
     if (shape === "failure") { ink.moveTo(x - 4, y - 4); ink.lineTo(x + 4, y + 4); ink.moveTo(x - 4, y + 4); ink.lineTo(x + 4, y - 4); }
     else if (shape === "hang") { ink.rect(x - 4, y - 4, 8, 8); }
+    else if (shape === "slow") { ink.arc(x, y, 4, 0, 2 * Math.PI); }
     else if (shape === "notice") { ink.moveTo(x, y - 5); ink.lineTo(x + 5, y + 4); ink.lineTo(x - 5, y + 4); ink.closePath(); }
     else { ink.moveTo(x, y - 5); ink.lineTo(x + 5, y); ink.lineTo(x, y + 5); ink.lineTo(x - 5, y); ink.closePath(); }
   };
@@ -360,7 +397,7 @@ function drawMark(ink, shape, x, y) {
   ink.strokeStyle = colour("back"); ink.lineWidth = 4.5; ink.stroke();
   path();
   if (shape === "failure") { ink.strokeStyle = colour("failed"); ink.lineWidth = 2.2; ink.stroke(); return; }
-  ink.fillStyle = colour({ hang: "hang", notice: "waiting", resize: "ending" }[shape]);
+  ink.fillStyle = colour({ hang: "hang", slow: "slow", notice: "waiting", resize: "ending" }[shape]);
   ink.fill();
   ink.strokeStyle = colour("text"); ink.lineWidth = 1; ink.stroke();
 }
