@@ -9,7 +9,7 @@ constraints=requirements/constraints.txt
 case $what in
     demo) extras=jax; frameworks=() ;;
     # torch first and by its exact version, so that nothing that wants a torch brings another.
-    all) extras=jax,torch,torchft,transformers,lightning,ray,kube,plot,docs,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
+    all) extras=jax,torch,torchft,transformers,lightning,ray,kube,metrics,plot,docs,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
     *) echo "setup: unknown set '$what': use demo or all" >&2; exit 2 ;;
 esac
 

@@ -65,6 +65,8 @@ class History:
     """What a journal comes to. ``apply`` takes one record in."""
 
     lease: int = 0
+    run_id: str = ""
+    """Of the run, whoever drives it."""
     last_epoch: int = 0
     checkpoints: dict[str, KeptCheckpoint] = field(default_factory=dict)
     """In the order in which they were committed."""
@@ -117,6 +119,7 @@ class History:
         match record:
             case records.Opened():
                 self.lease, self.owner, self.ttl_s = record.lease, record.owner, record.ttl_s
+                self.run_id = record.run_id or self.run_id or record.nonce
                 self.opened = record
                 self.outcome = ""
                 self._wall_ahead = record.wall - record.at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, assert_never
 
 from everstep.agent import wire, words
@@ -102,6 +102,8 @@ class Driver:
         self._pump = Pump(self.controller, self._carry_out, self._handled)
         self._timers = Timers(self._clock, self.emit)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.census: Mapping[str, int] = self._count_workers()
+        """How many workers are in which state. Never changed, but replaced: any thread may look."""
         self._lighthouse: Lighthouse | None = None
         if isinstance(job.backend, NeedsLighthouse):
             self._lighthouse = Lighthouse(
@@ -279,11 +281,21 @@ class Driver:
         replaced = {group for restart in run.restarts for group in restart.groups}
         present = {number for number, group in run.groups.items() if not group.nowhere}
         self.workers.rows.speaker = min(present - replaced, default=0)
+        self.census = self._count_workers()
         if self._lighthouse is not None:
             fleet = run.fleet
             ours = [host for host in fleet.hosts.values() if host.alive and host.slice in fleet.held]
             ours.sort(key=lambda host: (host.slice in fleet.noticed, natural_key(host.id)))
             self._lighthouse.look([host.id for host in ours])
+
+    def _count_workers(self) -> Mapping[str, int]:
+        run = self.controller.run
+        placed = [group for group in run.groups.values() if not group.nowhere]
+        restarting = run.restarting
+        starting = sum(len(group.ranks) for group in placed if group.number in restarting)
+        training = sum(len(group.ranks) for group in placed) - starting
+        unplaced = max(0, self._job.scaling.max_workers - starting - training)
+        return {"training": training, "starting": starting, "unplaced": unplaced}
 
     def _carry_out(self, command: c.AnyCommand) -> None:
         match command:

@@ -71,6 +71,10 @@ class Opened(Entry, frozen=True):
     score: str | None = None
     """The metric that checkpoints are ranked by (``CheckpointConfig.checkpoint_score_attribute``)."""
     score_order: str = "max"
+    run_id: str = ""
+    """Of the run: every driver that takes it says the same."""
+    metrics_url: str = ""
+    """Where this driver serves the run's metrics for Prometheus, if it does."""
 
 
 class Renewed(Entry, frozen=True):
