@@ -151,6 +151,8 @@ class Metrics(Entry, frozen=True):
     rows: list[msgspec.Raw]
     group: int = 0
     generation: int = 0
+    number: int = 0
+    """Of the first row in training; 0: it follows from the records before."""
 
 
 class Closed(Entry, frozen=True):
