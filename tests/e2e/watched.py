@@ -17,6 +17,7 @@ from typing import Any
 
 import everstep as train
 from everstep import Result
+from everstep.errors import NoRunError
 from processes import wait_for
 
 from .training import PACE_S, restore_step, save_step
@@ -81,9 +82,10 @@ def await_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
 
     def there() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        if not (folder / "runs" / "watched" / "journal").is_dir():
-            return False
-        rows = result(folder).metrics_history
+        try:
+            rows = result(folder).metrics_history
+        except NoRunError:
+            return False  # not yet
         return bool(rows) and rows[-1]["step"] >= step
 
     wait_for(there, f"step {step}")

@@ -43,6 +43,7 @@ from everstep.driver.loop import Driver
 from everstep.driver.observer import Observer
 from everstep.driver.registry import Registry
 from everstep.driver.scraping import MetricsServer, metrics_server
+from everstep.driver.tracking import tracked
 from everstep.driver.verdict import error_for
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
@@ -110,11 +111,12 @@ def _run(start: _Start, launched: LaunchedGroup | None) -> Result:
         workers = (spec.scaling.min_workers, spec.scaling.max_workers)
         changed = _changes(lease.before, start.config, workers)
         display.say(f"changed since this run was last started: {changed}")
-    if start.here:
-        world = launched.member.world_size if launched is not None else 1
-        start.serve(lease, lambda: {"training": world}, display.say)
-        return run_here(spec, start.name, start.run, lease, display.say, launched)
-    return _drive(start, lease, display)
+    with tracked(lease.history, start.context(lease)):
+        if start.here:
+            world = launched.member.world_size if launched is not None else 1
+            start.serve(lease, lambda: {"training": world}, display.say)
+            return run_here(spec, start.name, start.run, lease, display.say, launched)
+        return _drive(start, lease, display)
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,19 @@ class _Start:
             )
             say(f"metrics for Prometheus: {self.server.url}")
 
+    def context(self, lease: Lease) -> TrainRunContext:
+        """For callbacks."""
+        spec = self.spec
+        return TrainRunContext(
+            lease.history.run_id,
+            spec.run,
+            spec.scaling,
+            spec.train_loop_config,
+            spec.backend,
+            self.name,
+            self.run.address(),
+        )
+
     def _is_over(self, history: History) -> bool:
         return history.outcome == Outcome.FINISHED.value and self.spec.run.if_finished != "continue"
 
@@ -248,10 +263,7 @@ def _prepared(spec: RunSpec, server: MetricsServer | None) -> _Start:
 def _drive(start: _Start, lease: Lease, display: Observer) -> Result:
     """With workers, to the end."""
     spec, name, run = start.spec, start.name, start.run
-    context = TrainRunContext(
-        lease.history.run_id, spec.run, spec.scaling, spec.train_loop_config, spec.backend
-    )
-    observer = Callbacks(display, spec.run.callbacks, context)
+    observer = Callbacks(display, spec.run.callbacks, start.context(lease))
     driver = Driver(start.job(lease), start.store, start.engine, lease, observer, Registry(), start.clock)
     start.serve(lease, lambda: driver.census, observer.say)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)

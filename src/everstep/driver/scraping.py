@@ -47,7 +47,7 @@ def _require_prometheus() -> None:
     except ImportError as error:
         raise ConfigError(
             f"RunConfig.metrics_port needs prometheus_client, which can't be imported here ({error}).",
-            "pip install 'everstep[metrics]', or leave metrics_port out.",
+            "Install it: pip install 'everstep[metrics]'; or leave metrics_port out.",
             "RunConfig.metrics_port",
         ) from error
 
