@@ -25,6 +25,11 @@ MODULES = {
     "everstep.jax": "JAX. Needs `everstep[jax]`.",
     "everstep.huggingface.transformers": "Transformers. Needs `everstep[transformers]`.",
     "everstep.lightning": "Lightning. Needs `everstep[lightning]`.",
+    "everstep.integrations.tensorboard": "TensorBoard. Needs `everstep[tensorboard]`: "
+    "[the guide](watching.md).",
+    "everstep.integrations.wandb": "Weights & Biases. Needs `everstep[wandb]`.",
+    "everstep.integrations.mlflow": "MLflow. Needs `everstep[mlflow]`.",
+    "everstep.integrations.tracker": "For a tracker of your own.",
     "everstep.data": "Data that is read exactly once: [the guide](data.md).",
     "everstep.testing": "Virtual hosts and slices on one machine.",
 }

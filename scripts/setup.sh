@@ -9,7 +9,7 @@ constraints=requirements/constraints.txt
 case $what in
     demo) extras=jax; frameworks=() ;;
     # torch first and by its exact version, so that nothing that wants a torch brings another.
-    all) extras=jax,torch,torchft,transformers,lightning,ray,kube,plot,docs,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
+    all) extras=jax,torch,torchft,transformers,lightning,ray,kube,metrics,tensorboard,wandb,mlflow,plot,docs,dev; frameworks=("$(grep '^torch==' "$constraints")") ;;
     *) echo "setup: unknown set '$what': use demo or all" >&2; exit 2 ;;
 esac
 
@@ -108,7 +108,7 @@ if [ "$what" = demo ]; then
     echo "  fetch   Everstep's own few dependencies, JAX and NumPy for CPU, about 150 MB, by pip, exact versions from $constraints"
 else
     echo "  fetch   up to $pinned packages by pip, exact versions from $constraints:"
-    echo "          JAX, PyTorch with torchft, Ray with Ray Train, pandas, Matplotlib, and the tools for tests and documentation, about 730 MB with a torch for CPU"
+    echo "          JAX, PyTorch with torchft, Ray with Ray Train, pandas, Matplotlib, trackers of experiments, and the tools for tests and documentation, about 780 MB with a torch for CPU"
 fi
 server=
 [ "$what" = demo ] || server=$(scripts/kube-apiserver.sh --plan)

@@ -47,9 +47,11 @@ from parallel import (  # noqa: E402
 )
 from processes import kill, ours, wait_for  # noqa: E402
 
-# Ray stays on loopback, and tells nobody.
+# Ray stays on loopback; neither it nor the trackers of experiments tell anybody.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 # A folder for sockets of the tests' own: what the user runs beside them is not theirs to see or break.
 os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="ev")

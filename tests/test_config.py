@@ -123,6 +123,12 @@ BAD = [
     (RunConfig, {"if_finished": "again"}, "if_finished", "'return'"),
     (RunConfig, {"lease_ttl_s": 0}, "lease_ttl_s", "above 0"),
     (RunConfig, {"lease_ttl_s": float("inf")}, "lease_ttl_s", "inf"),
+    (RunConfig, {"metrics_port": 65536}, "metrics_port", "0 to 65535"),
+    (RunConfig, {"metrics_port": -1}, "metrics_port", "0 to 65535"),
+    (RunConfig, {"metrics_port": "9400"}, "metrics_port", "0 to 65535"),
+    (RunConfig, {"metrics_port": True}, "metrics_port", "0 to 65535"),
+    (RunConfig, {"metrics_host": ""}, "metrics_host", "127.0.0.1"),
+    (RunConfig, {"metrics_host": None}, "metrics_host", "127.0.0.1"),
 ]
 
 

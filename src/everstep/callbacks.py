@@ -29,6 +29,10 @@ class TrainRunContext:
     """What the training function is called with."""
     backend_config: object = None
     """The ``TorchConfig`` or ``JaxConfig``."""
+    name: str = ""
+    """The run's name, also where ``RunConfig`` has none."""
+    path: str = ""
+    """The address of the run's folder, as ``Result.path`` has it."""
 
     def get_run_config(self) -> RunConfig:
         """The same as ``run_config``: Ray Train has both."""

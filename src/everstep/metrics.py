@@ -1,8 +1,9 @@
-"""What is reported as metrics, as bytes."""
+"""What is reported as metrics: as bytes, and as numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from everstep.errors import ConfigError, TooLargeError
 from everstep.protocol import framing
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=framing.encode_odd)
+_DEEPEST = 4
 NO_METRICS = msgspec.Raw(msgspec.msgpack.encode({}))
 
 
@@ -30,6 +32,19 @@ def encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
                     field="metrics",
                 ) from error
         raise
+
+
+def flat_numbers(metrics: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
+    """Numbers alone; those in nested dicts are called ``a/b``."""
+    for key, value in metrics.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            yield from flat_numbers(value, f"{name}/", depth + 1)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                yield name, float(value)
+            except OverflowError:
+                yield name, math.inf if value > 0 else -math.inf
 
 
 def too_large(metrics: dict[str, Any], size: int) -> TooLargeError:

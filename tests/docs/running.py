@@ -83,6 +83,12 @@ GIVEN = {
     "docs/tpu.md": "def train_fn(): pass\n",
     "docs/your-script.md": _LIBRARIES,
     "docs/transformers-and-lightning.md": _LIBRARIES,
+    "docs/watching.md": """
+import os
+from pathlib import Path
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+os.environ["MLFLOW_TRACKING_URI"] = Path("mlruns").absolute().as_uri()
+""",
     "docs/state.md": _TORCH
     + """
 import json, safetensors.torch

@@ -491,9 +491,8 @@ def test_wherever_a_compaction_is_cut_off_damage_is_seen_and_what_is_lost_is_nam
         assert before.is_whole
         counts = {*before.archives, *map(journal.key_of, range(before.first, before.next))}
         assert counts <= listed
-        for name in listed - {
-            journal.key_of(before.next - 1)
-        }:  # of the last, nobody can know that it was there
+        # Of the last, nobody can know that it was there.
+        for name in listed - {journal.key_of(before.next - 1)}:
             data = (folder / "journal" / name).read_bytes()
             (folder / "journal" / name).unlink()
             found, is_named = rows(run), any(name in damage for damage in scan(run).damage)

@@ -114,6 +114,8 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
         ("epochs", str(history.last_epoch)),
         ("drivers", str(len(facts.opened))),
     ]
+    if opened.metrics_url and not history.outcome and not facts.is_interrupted:
+        lines.append(("prometheus", f"{opened.metrics_url} of {history.owner}"))
     lines += [
         ("budget", f"{budget}: {spent} spent{_limit(facts.limits.get(budget))}")
         for budget, spent in history.spent.items()

@@ -20,6 +20,7 @@ from everstep.storage.uri import without_arguments
 
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 _LOG_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
+_LAST_PORT = 65535
 _LONGEST_NAME = 200  # a file name may have 255 bytes, and ours get suffixes
 
 DEFAULT_STORAGE_PATH = "~/everstep_results"
@@ -84,6 +85,14 @@ class RunConfig:
     """
     lease_ttl_s: float = 15.0
     """How long a driver that went silent still counts as the run's owner."""
+    metrics_port: int | None = None
+    """The driver serves the run's metrics for Prometheus on this port, at ``/metrics``; 0 takes any that is
+    free. ``None``: it doesn't. ``EVERSTEP_METRICS_PORT`` overrides it.
+    """
+    metrics_host: str = "127.0.0.1"
+    """The address of this machine that ``metrics_port`` is of; ``0.0.0.0`` is all of them.
+    ``EVERSTEP_METRICS_HOST`` overrides it.
+    """
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -104,6 +113,8 @@ class RunConfig:
         require_seconds("RunConfig.lease_ttl_s", self.lease_ttl_s)
         if self.lease_ttl_s == 0:
             raise bad("RunConfig.lease_ttl_s", 0, "a number of seconds above 0", "Leave it out for 15")
+        put(self, "metrics_port", _checked_port(self.metrics_port, os.environ))
+        put(self, "metrics_host", _checked_host(self.metrics_host, os.environ))
 
     @property
     def storage_context(self) -> NoReturn:
@@ -270,6 +281,34 @@ def _checked_log_ranks(ranks: object) -> tuple[int, ...]:
         if not is_int(rank) or rank < 0:
             raise bad(name, rank, "ranks of at least 0", remedy)
     return given
+
+
+def _checked_port(port: object, environment: Mapping[str, str]) -> int | None:
+    name, given = "RunConfig.metrics_port", port
+    if (text := environment.get("EVERSTEP_METRICS_PORT")) is not None:
+        name, port = "EVERSTEP_METRICS_PORT", int(text) if text.isdecimal() and text.isascii() else text
+        given = text
+    if port is None:
+        return None
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= _LAST_PORT:
+        raise bad(
+            name, given, f"a port, 0 to {_LAST_PORT}", "Give 0 for any that is free, none to serve none"
+        )
+    return port
+
+
+def _checked_host(host: object, environment: Mapping[str, str]) -> str:
+    name = "RunConfig.metrics_host"
+    if "EVERSTEP_METRICS_HOST" in environment:
+        name, host = "EVERSTEP_METRICS_HOST", environment["EVERSTEP_METRICS_HOST"]
+    if not isinstance(host, str) or not host or host != host.strip():
+        raise bad(
+            name,
+            host,
+            "an address of this machine",
+            "Leave it out for 127.0.0.1, which is this machine alone",
+        )
+    return host
 
 
 def _default_or_instance(config: RunConfig, name: str, kind: type) -> None:

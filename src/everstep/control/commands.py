@@ -275,6 +275,8 @@ class GroupStarted(Record, frozen=True, tag="started"):
     checkpoint: str | None
     from_memory: bool = False
     """Its workers restore a snapshot in place of that."""
+    snapshot: At | None = None
+    """The one that they restore."""
 
 
 class Recovered(Record, frozen=True, tag="recovered"):

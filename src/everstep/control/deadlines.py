@@ -171,6 +171,10 @@ class Deadlines:
     """How long the last records of a run may take to be written when it ends. Raise it for slow remote
     storage.
     """
+    trackers_s: float = 30.0
+    """How long TensorBoard, Weights & Biases or MLflow may take to log the rest when a run ends. Raise it for
+    a slow connection to them.
+    """
     orphan_s: float = 300.0
     """How long agents keep training after their driver was killed. Raise it if you need longer to start the
     script again; lower it to free the machines sooner.

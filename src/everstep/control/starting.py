@@ -118,6 +118,7 @@ class Starting:
                 restart.reason,
                 newest.folder if newest else None,
                 restart.account.snapshot is not None,
+                restart.account.snapshot,
             )
         )
 

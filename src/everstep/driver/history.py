@@ -26,6 +26,7 @@ from everstep.control.events import CheckpointRef, Notice
 from everstep.control.failures import Budget, Failure, Kind
 from everstep.driver import journal, records
 from everstep.driver.ledger import RunLedger
+from everstep.driver.positions import Positions
 from everstep.engine.local.cluster import runtime_folder
 from everstep.metrics import NO_METRICS, find_metric
 from everstep.storage.asynchronous import AsyncStore
@@ -74,6 +75,8 @@ class History:
     """What a journal comes to. ``apply`` takes one record in."""
 
     lease: int = 0
+    run_id: str = ""
+    """Of the run, whoever drives it."""
     last_epoch: int = 0
     checkpoints: dict[str, KeptCheckpoint] = field(default_factory=dict)
     """In the order in which they were committed."""
@@ -84,7 +87,9 @@ class History:
     let_go: dict[tuple[int, int, int], CheckpointRef] = field(default_factory=dict)
     """The newest that are gone, by (epoch, replica group, generation)."""
     reported: list[records.Metrics] = field(default_factory=list)
-    """Rows of metrics, in the order in which they were recorded."""
+    """Rows of metrics, in the order in which they were recorded. It only grows: another thread may read."""
+    numbers: list[int] = field(default_factory=list)
+    """Where in training the first row of each of these stands."""
     owner: records.Owner | None = None
     """Who had it last."""
     outcome: str = ""
@@ -111,6 +116,7 @@ class History:
     """Who is slower than its peers, of the last attempt."""
     _generations: dict[tuple[int, int], int] = field(default_factory=dict)
     """The last incarnation of a replica group that was begun, by epoch and group; of a first, none."""
+    _positions: Positions = field(default_factory=Positions)
     _wall_ahead: float = 0.0
     """From the clock of the driver that wrote a record to UNIX time."""
     _spent_before: dict[Budget, int] = field(default_factory=dict)
@@ -125,9 +131,11 @@ class History:
     def apply(self, record: records.AnyRecord) -> None:
         """Take one record in. The driver does the same with what it writes: there is one way to the truth."""
         self.ledger.apply(record)
+        number = self._positions.take(record)
         match record:
             case records.Opened():
                 self.lease, self.owner, self.ttl_s = record.lease, record.owner, record.ttl_s
+                self.run_id = record.run_id or self.run_id or record.nonce
                 self.opened = record
                 self.outcome = ""
                 self._wall_ahead = record.wall - record.at
@@ -171,6 +179,7 @@ class History:
                 if kept is not None:
                     self.damaged[record.folder] = kept
             case records.Metrics():
+                self.numbers.append(number)
                 self.reported.append(record)
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case records.Closed():
@@ -266,7 +275,8 @@ class History:
         at = self.opened.at
         if self.places:
             yield records.Placed(at, [*self.places.values()], [])
-        yield from self.reported
+        for rows, number in zip(self.reported, self.numbers, strict=True):
+            yield msgspec.structs.replace(rows, number=number)
         for (epoch, group), generation in self._generations.items():
             yield GroupsStarting(at, epoch, ((group, generation),))
         for kept in [*self.checkpoints.values(), *self.damaged.values()]:

@@ -16,7 +16,7 @@ import asyncio
 import re
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from everstep.driver.records import AnyRecord, Opened, Snapshot, decode, encode
@@ -64,21 +64,26 @@ class Journal:
         first: int,
         archives: Sequence[str],
         compact_after: int = COMPACT_AFTER,
+        durable: Callable[[AnyRecord], None] = lambda record: None,
     ) -> None:
+        """``durable`` is called with each record that this journal has written, once it is there."""
         self._store = store
+        self._durable = durable
         self._compact_after = compact_after
         self._next = number
         self._first = first
         self._archives = [*archives]
         # A deque, of which one thread appends while another takes: nothing falls in between.
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[AnyRecord, bytes]] = deque()
         self._unsure = b""
         """What is being written, and may or may not be there already."""
+        self._unsure_of: list[AnyRecord] = []
+        """The records in it."""
         self._flushing = asyncio.Lock()
         self._lost: FencedError | None = None
 
     def append(self, record: AnyRecord) -> None:
-        self._waiting.append(encode(record))
+        self._waiting.append((record, encode(record)))
 
     @property
     def has_news(self) -> bool:
@@ -99,19 +104,24 @@ class Journal:
         if self._lost is not None:
             raise self._lost
         if not self._unsure:
-            self._unsure = self._batch()
+            self._unsure_of, self._unsure = self._batch()
         # An error may hide that it was written: the same bytes again then find themselves.
         if not await self._store.create(key_of(self._next), self._unsure):
             raise await self._fenced()
         await self._check_place()
         self._unsure = b""
         self._next += 1
+        for record in self._unsure_of:
+            self._durable(record)
 
-    def _batch(self) -> bytes:
-        batch = bytearray(self._waiting.popleft())
-        while self._waiting and len(batch) + len(self._waiting[0]) <= MOST_BYTES:
-            batch += self._waiting.popleft()
-        return bytes(batch)
+    def _batch(self) -> tuple[list[AnyRecord], bytes]:
+        first, encoded = self._waiting.popleft()
+        found, batch = [first], bytearray(encoded)
+        while self._waiting and len(batch) + len(self._waiting[0][1]) <= MOST_BYTES:
+            record, encoded = self._waiting.popleft()
+            found.append(record)
+            batch += encoded
+        return found, bytes(batch)
 
     async def _check_place(self) -> None:
         """What was written counts if nothing stands after it, and what it goes on from is there."""
@@ -221,12 +231,12 @@ class Journal:
             number = self._next + bool(self._unsure)  # this one may have been used
             name = f"{_ARCHIVE}{number:010d}-{secrets.token_hex(4)}"
             await self._store.create(name, data)
-            for _ in range(covered):
-                self._waiting.popleft()
+            among = [*self._unsure_of] if self._unsure else []
+            among += [self._waiting.popleft()[0] for _ in range(covered)]
             old = range(self._first, number)
             self._next = self._first = number
             self._archives = [name]
-            self._unsure = encode(Snapshot([name], number))
+            self._unsure_of, self._unsure = among, encode(Snapshot([name], number))
             await self._write_some()
             await self._store.delete([key_of(number) for number in old])
 

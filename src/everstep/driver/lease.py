@@ -8,9 +8,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from everstep import kernel
 from everstep.driver import journal, records
 from everstep.driver.clock import Clock
+from everstep.driver.figures import RunFigures
 from everstep.driver.history import History
 from everstep.driver.journal import Journal
 from everstep.driver.records import Opened, Owner
@@ -32,6 +35,8 @@ class Lease:
     """By which the run was taken before."""
     damage: list[str]
     """What of the journal is missing or can't be read."""
+    figures: RunFigures
+    """What is durable of it, in numbers."""
 
     @property
     def precedence(self) -> int:
@@ -76,6 +81,7 @@ async def take(
             ttl_s = max(opened(scan.next).ttl_s, history.ttl_s)
             await _wait_out(store, scan.next, history.owner, is_gone or is_dead, ttl_s, clock, say)
         record = opened(scan.next)  # of now: who has taken the run later takes precedence
+        record = msgspec.structs.replace(record, run_id=history.run_id or record.nonce)
         key, data = journal.key_of(scan.next), records.encode(record)
         # A number that was free because of a compaction is no place in the sequence: then something stands
         # after it. And an answer may be so late that the record is lost, and somebody else's in its place.
@@ -86,8 +92,9 @@ async def take(
         ):
             before = history.opened
             history.apply(record)
-            log = Journal(store, scan.next + 1, scan.first, scan.archives, compact_after)
-            return Lease(scan.next, log, history, before, scan.damage)
+            figures = RunFigures.of([*scan.records(), record])
+            log = Journal(store, scan.next + 1, scan.first, scan.archives, compact_after, figures.apply)
+            return Lease(scan.next, log, history, before, scan.damage, figures)
 
 
 async def _is_passed(log: AsyncStore, key: str) -> bool:

@@ -22,6 +22,7 @@ from everstep.driver import records
 from everstep.driver.clock import Clock, MachineClock
 from everstep.driver.commits import Commits
 from everstep.driver.deletions import Deletions
+from everstep.driver.figures import census_of
 from everstep.driver.history import plain_value
 from everstep.driver.housekeeping import FLUSH_S, Housekeeping
 from everstep.driver.incoming import Incoming
@@ -110,6 +111,8 @@ class Driver:
         self._pump = Pump(self.controller, self._carry_out, self._handled)
         self._timers = Timers(self._clock, self.emit)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.census = census_of(self.controller.run, job.scaling.max_workers)
+        """How many workers are in which state. Never changed, but replaced: any thread may look."""
         self._lighthouse: Lighthouse | None = None
         if isinstance(job.backend, NeedsLighthouse):
             self._lighthouse = Lighthouse(
@@ -291,6 +294,7 @@ class Driver:
         replaced = {group for restart in run.restarts for group in restart.groups}
         present = {number for number, group in run.groups.items() if not group.nowhere}
         self.workers.rows.speaker = min(present - replaced, default=0)
+        self.census = census_of(run, self._job.scaling.max_workers)
         if self._lighthouse is not None:
             fleet = run.fleet
             ours = [host for host in fleet.hosts.values() if host.alive and host.slice in fleet.held]

@@ -71,6 +71,10 @@ class Opened(Entry, frozen=True):
     score: str | None = None
     """The metric that checkpoints are ranked by (``CheckpointConfig.checkpoint_score_attribute``)."""
     score_order: str = "max"
+    run_id: str = ""
+    """Of the run: every driver that takes it says the same."""
+    metrics_url: str = ""
+    """Where this driver serves the run's metrics for Prometheus, if it does."""
 
 
 class Renewed(Entry, frozen=True):
@@ -174,6 +178,8 @@ class Metrics(Entry, frozen=True):
     rows: list[msgspec.Raw]
     group: int = 0
     generation: int = 0
+    number: int = 0
+    """Of the first row in training; 0: it follows from the records before."""
 
 
 class Closed(Entry, frozen=True):

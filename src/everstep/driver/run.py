@@ -31,6 +31,7 @@ from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.clock import MachineClock
 from everstep.driver.display import PlainDisplay, make_display
+from everstep.driver.exposition import Source
 from everstep.driver.here import Opening, run_beside, run_here
 from everstep.driver.history import History, log_folder
 from everstep.driver.interrupts import quiet, run_thread
@@ -40,6 +41,8 @@ from everstep.driver.loop import Driver
 from everstep.driver.observer import Observer
 from everstep.driver.registry import Registry
 from everstep.driver.result import Result, result_of
+from everstep.driver.scraping import MetricsServer, metrics_server
+from everstep.driver.tracking import tracked
 from everstep.driver.verdict import error_for
 from everstep.engine.base import Engine
 from everstep.engine.local.cluster import LocalCluster
@@ -88,7 +91,12 @@ def run_training(spec: RunSpec) -> Result:
     launched = _launched(spec) if spec.scaling.num_workers == 0 else None
     if launched is not None and launched.member.rank > 0:
         return run_beside(spec, launched)
-    start = _prepared(spec)
+    with metrics_server(spec.run) as server:
+        return _run(_prepared(spec, server), launched)
+
+
+def _run(start: _Start, launched: LaunchedGroup | None) -> Result:
+    spec = start.spec
     # In this process a debugger may have the terminal: no picture on it.
     display = PlainDisplay() if start.here else make_display()
     try:
@@ -105,9 +113,12 @@ def run_training(spec: RunSpec) -> Result:
         workers = (spec.scaling.min_workers, spec.scaling.max_workers)
         changed = _changes(lease.before, start.config, workers)
         display.say(f"changed since this run was last started: {changed}")
-    if start.here:
-        return run_here(spec, start.name, start.run, lease, display.say, launched)
-    return _drive(start, lease, display)
+    with tracked(lease.history, start.context(lease)):
+        if start.here:
+            world = launched.member.world_size if launched is not None else 1
+            start.serve(lease, lambda: {"training": world}, display.say)
+            return run_here(spec, start.name, start.run, lease, display.say, launched)
+        return _drive(start, lease, display)
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,7 @@ class _Start:
     config: str
     fingerprint: str
     clock: MachineClock
+    server: MetricsServer | None
 
     @property
     def here(self) -> bool:
@@ -156,6 +168,37 @@ class _Start:
             spec.run.lease_ttl_s,
             spec.run.checkpoint_config.checkpoint_score_attribute,
             spec.run.checkpoint_config.checkpoint_score_order,
+            metrics_url=self.server.url if self.server is not None else "",
+        )
+
+    def serve(
+        self, lease: Lease, workers: Callable[[], Mapping[str, int]], say: Callable[[str], None]
+    ) -> None:
+        """The run's metrics, where they are asked for."""
+        if self.server is not None:
+            history = lease.history
+            self.server.serve(
+                Source(
+                    self.name,
+                    history.run_id,
+                    lease.figures,
+                    lambda: history.ledger.until(self.clock.now()),
+                    workers,
+                )
+            )
+            say(f"metrics for Prometheus: {self.server.url}")
+
+    def context(self, lease: Lease) -> TrainRunContext:
+        """For callbacks."""
+        spec = self.spec
+        return TrainRunContext(
+            lease.history.run_id,
+            spec.run,
+            spec.scaling,
+            spec.train_loop_config,
+            spec.backend,
+            self.name,
+            self.run.address(),
         )
 
     def _is_over(self, history: History) -> bool:
@@ -188,7 +231,7 @@ class _Start:
         )
 
 
-def _prepared(spec: RunSpec) -> _Start:
+def _prepared(spec: RunSpec, server: MetricsServer | None) -> _Start:
     """Check and pickle what is handed over, before anything is started or written."""
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     here = spec.scaling.num_workers == 0
@@ -218,17 +261,16 @@ def _prepared(spec: RunSpec) -> _Start:
         payload.config_digest(spec.train_loop_config),
         payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling),
         MachineClock(),
+        server,
     )
 
 
 def _drive(start: _Start, lease: Lease, display: Observer) -> Result:
     """With workers, to the end."""
     spec, name, run = start.spec, start.name, start.run
-    context = TrainRunContext(
-        f"{name}-{lease.number}", spec.run, spec.scaling, spec.train_loop_config, spec.backend
-    )
-    observer = Callbacks(display, spec.run.callbacks, context)
+    observer = Callbacks(display, spec.run.callbacks, start.context(lease))
     driver = Driver(start.job(lease), start.store, start.engine, lease, observer, Registry(), start.clock)
+    start.serve(lease, lambda: driver.census, observer.say)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
         stopped = run_thread(thread, driver)

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from everstep.control import commands as c
 from everstep.driver import records
+from everstep.driver.positions import Positions
+from everstep.metrics import flat_numbers
 
 MOST_POINTS = 2_000
 """Of one curve: more can't be told apart on a screen."""
 MOST_CURVES = 60
 MOST_PIECES = 200
 """Of one curve: where there are more, restarts can't be told apart, and only what was done again is."""
-_DEEPEST = 4
 
 
 @dataclass
@@ -43,56 +43,26 @@ class MetricRows:
     def __init__(self) -> None:
         self._stretches: list[_Stretch] = []
         self._open: dict[tuple[int, int, int], _Stretch] = {}
-        self._bases: dict[int, int] = {}
-        """Reports before each attempt, that it goes on from."""
-        self._furthest = 0
-        self._before: dict[int, int] = {}
-        """How far the run was when each attempt began."""
-        self._from_memory: set[int] = set()
-        """Attempts that go on from snapshots: how far back those are, only the end of the recovery tells."""
-        self._saved: dict[str, int] = {}
-        """After how many reports each checkpoint was made."""
+        self._positions = Positions()
         self.count = 0
 
     def take(self, record: records.AnyRecord) -> None:
-        full = getattr(record, "rung", None) is not c.Rung.REPLACE_GROUPS
-        match record:
-            case records.Committed():
-                self._saved[record.folder] = self._bases.get(record.epoch, 0) + record.index
-            case records.Deleted() | records.Damaged():
-                self._saved.pop(record.folder, None)
-            case records.Metrics():
-                self._reported(record)
-            case c.PhaseChanged() if record.epoch not in self._bases:
-                self._begin(record.epoch, max(self._saved.values(), default=0))
-            case c.GroupStarted() if full:
-                base = self._saved.get(record.checkpoint, 0) if record.checkpoint else 0
-                self._begin(record.epoch, self._furthest if record.from_memory else base)
-                self._from_memory |= {record.epoch} if record.from_memory else set()
-            case c.Recovered() if full and record.epoch in self._from_memory:
-                self._bases[record.epoch] = max(0, self._before[record.epoch] - record.steps_lost)
-                self._from_memory.discard(record.epoch)
-            case _:
-                pass
+        number = self._positions.take(record)
+        if isinstance(record, records.Metrics):
+            self._reported(record, number)
 
-    def _begin(self, attempt: int, base: int) -> None:
-        self._bases[attempt] = base
-        self._before.setdefault(attempt, self._furthest)
-
-    def _reported(self, record: records.Metrics) -> None:
+    def _reported(self, record: records.Metrics, number: int) -> None:
         key = (record.epoch, record.group, record.generation)
         stretch = self._open.get(key)
         if stretch is None or stretch.first + len(stretch.rows) != record.first:
-            # A group that was replaced counts from 1 again, and goes on where the others are.
-            base = self._furthest + 1 - record.first if record.generation else None
+            base = number - record.first if record.generation else None
             stretch = self._open[key] = _Stretch(record.epoch, record.first, base)
             self._stretches.append(stretch)
         stretch.rows += [_decoded(row) for row in record.rows]
         self.count += len(record.rows)
-        self._furthest = self._position(stretch, len(stretch.rows) - 1)
 
     def _position(self, stretch: _Stretch, at: int) -> int:
-        base = stretch.base if stretch.base is not None else self._bases.get(stretch.attempt, 0)
+        base = stretch.base if stretch.base is not None else self._positions.base(stretch.attempt)
         return base + stretch.first + at
 
     def _with_fate(self) -> Iterator[tuple[_Stretch, int, int]]:
@@ -102,7 +72,7 @@ class MetricRows:
         upto: dict[int, float] = {}
         for attempt in attempts:
             upto[attempt] = stays
-            stays = min(stays, self._bases.get(attempt, 0))
+            stays = min(stays, self._positions.base(attempt))
         for stretch in self._stretches:
             first = self._position(stretch, 0)
             kept = min(len(stretch.rows), max(0, upto[stretch.attempt] - first + 1))
@@ -134,20 +104,7 @@ def _decoded(row: msgspec.Raw) -> dict[str, Any]:
         found = msgspec.msgpack.decode(row)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    return dict(_flat(found)) if isinstance(found, dict) else {}
-
-
-def _flat(metrics: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
-    """Numbers alone; those in nested dicts are called ``a/b``."""
-    for key, value in metrics.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and depth < _DEEPEST:
-            yield from _flat(value, f"{name}/", depth + 1)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            try:
-                yield name, float(value)
-            except OverflowError:
-                yield name, math.inf if value > 0 else -math.inf
+    return dict(flat_numbers(found)) if isinstance(found, dict) else {}
 
 
 def _columns(rows: Sequence[Mapping[str, float]], first: int) -> list[tuple[str, list[int], list[float]]]:

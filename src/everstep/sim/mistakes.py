@@ -91,7 +91,7 @@ async def _lose_what_comes_meanwhile(self: Journal) -> None:
     if self._lost is not None:
         raise self._lost
     if not self._unsure:
-        self._unsure = b"".join(self._waiting)
+        self._unsure = b"".join(data for _, data in self._waiting)
     if not await self._store.create(journal.key_of(self._next), self._unsure):
         raise await self._fenced()
     await self._check_place()
