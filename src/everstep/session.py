@@ -129,7 +129,7 @@ class Session:
             )
         self.progress.reported()
         if saves and (stalled := self.times.take_stall()):
-            self._link.send(framing.frame(words.Stalled(self._index, stalled)))
+            self._link.send(framing.frame(words.StallTold(self._index, stalled)))
         self.times.begin_step()
 
     @contextmanager
@@ -326,7 +326,7 @@ class Session:
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
         if stalled := self.times.take_stall():
-            self._link.send(framing.frame(words.Stalled(self._index + 1, stalled)))
+            self._link.send(framing.frame(words.StallTold(self._index + 1, stalled)))
         self._uploads.raise_failed()
 
     # ------------------------------------------------------------------ restoring

@@ -125,7 +125,7 @@ def test_lanes_that_two_ranks_have_saved_are_restored_by_three(tmp_path: Path) -
     from everstep.snapshots.layout import Index, index_file
     from everstep.torch import State
     from everstep.torch.copying import Copiers
-    from everstep.torch.state import Captured
+    from everstep.torch.state import CapturedTensors
 
     for shard in range(6):
         (tmp_path / f"{shard}.jsonl").write_text("".join(f"{10 * shard + line}\n" for line in range(7)))
@@ -143,7 +143,7 @@ def test_lanes_that_two_ranks_have_saved_are_restored_by_three(tmp_path: Path) -
     found = samples(two, 4)
     (tmp_path / "saved").mkdir()
     for rank, stream in enumerate(two):
-        index = Index(stream.step, rank, 2, Captured({"data": stream}, rank, Copiers()).tree, {})
+        index = Index(stream.step, rank, 2, CapturedTensors({"data": stream}, rank, Copiers()).tree, {})
         (tmp_path / "saved" / index_file(rank)).write_bytes(index.encoded())
     three = streams(3, source, **options)
     for rank, stream in enumerate(three):

@@ -18,7 +18,7 @@ from everstep.control.failures import Budget, Failure, Kind
 from everstep.control.ledger import Category, Ledger
 from everstep.control.table import Phase
 from everstep.driver import journal, records
-from everstep.driver.exposition import METRICS, STATES, Metric, Source
+from everstep.driver.exposition import METRICS, STATES, Metric, MetricsSource
 from everstep.driver.figures import RunFigures
 from everstep.driver.journal import Journal
 from everstep.driver.scraping import MetricsServer, metrics_server
@@ -53,12 +53,12 @@ def recovered(lost: int) -> c.Recovered:
     )
 
 
-def source(*found: records.AnyRecord) -> Source:
+def source(*found: records.AnyRecord) -> MetricsSource:
     ledger = Ledger()
     ledger.charge(Category.STEP, 2, 0.0, 9.0)
     ledger.charge(Category.WAITING, 2, 9.0, 10.0)
     workers = {"training": 1, "starting": 1, "unplaced": 0}
-    return Source("a run", "id", RunFigures.of(found), lambda: ledger, lambda: workers)
+    return MetricsSource("a run", "id", RunFigures.of(found), lambda: ledger, lambda: workers)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_what_is_scraped_can_be_parsed_and_is_what_was_counted(server: MetricsSe
 
 def test_a_strange_name_of_a_run_stays_one_label(server: MetricsServer) -> None:
     name = 'a "run"\\ named\tso, {x="1"} 2'
-    server.serve(Source(name, "id", RunFigures(), Ledger, dict))
+    server.serve(MetricsSource(name, "id", RunFigures(), Ledger, dict))
     assert scrape(server.url)["everstep_reports_total", {"run": name, "run_id": "id"}] == 0
 
 

@@ -20,8 +20,8 @@ from everstep.control import commands as c
 from everstep.control.snapshots import At
 from everstep.driver import records
 from everstep.driver.history import History
-from everstep.driver.tracking import Rows, tracked
-from everstep.integrations.tracker import Row, Tracker
+from everstep.driver.tracking import TrackedRows, tracked
+from everstep.integrations.tracker import LoggedRow, Tracker
 from processes import wait_for
 
 OWNER = records.Owner("host", "boot", 1, 1)
@@ -33,7 +33,7 @@ class Recording(Tracker):
 
     def __init__(self, step_metric: str | None = None) -> None:
         super().__init__(step_metric)
-        self.rows: list[Row] = []
+        self.rows: list[LoggedRow] = []
         self.opened = 0
         self.outcome = ""
         self.fails = 0
@@ -43,7 +43,7 @@ class Recording(Tracker):
         self.opened += 1
         return self.rows[-1].step if self.rows else 0
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         if self.fails:
             self.fails -= 1
             self.rows.append(rows[0])
@@ -77,7 +77,7 @@ def committed(folder: str, index: int, epoch: int = 1) -> records.Committed:
 
 
 def steps(history: History, last: int = 0, step_metric: str | None = None) -> list[int]:
-    return [row.step for row in Rows(history, last, step_metric).take(10_000)]
+    return [row.step for row in TrackedRows(history, last, step_metric).take(10_000)]
 
 
 def context(tracker: Tracker, **limits: float) -> TrainRunContext:
@@ -157,12 +157,12 @@ def test_a_metric_may_say_the_step() -> None:
 def test_numbers_alone_are_taken_and_nested_ones_are_named_by_their_path() -> None:
     odd = {"loss": 1, "eval": {"acc": 0.5, "text": "no"}, "ok": True, "none": None, "list": [1]}
     history = History.of([OPENED, rows(1, odd, {"note": "nothing to draw"}, {"loss": 2})])
-    found = Rows(history, 0, None).take(10)
-    assert found == [Row(1, {"loss": 1.0, "eval/acc": 0.5}), Row(3, {"loss": 2.0})]
+    found = TrackedRows(history, 0, None).take(10)
+    assert found == [LoggedRow(1, {"loss": 1.0, "eval/acc": 0.5}), LoggedRow(3, {"loss": 2.0})]
 
 
 def test_rows_are_taken_in_parts() -> None:
-    source = Rows(History.of([OPENED, losses(1, 6), losses(7, 2)]), 0, None)
+    source = TrackedRows(History.of([OPENED, losses(1, 6), losses(7, 2)]), 0, None)
     assert [[row.step for row in source.take(3)] for _ in range(4)] == [[1, 2, 3], [4, 5, 6], [7, 8], []]
 
 
@@ -203,7 +203,7 @@ def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(caplog: pytest.Log
     released = threading.Event()
 
     class Stuck(Recording):
-        def log(self, rows: Sequence[Row]) -> None:
+        def log(self, rows: Sequence[LoggedRow]) -> None:
             released.wait()
 
     with tracked(History.of([OPENED, losses(1, 2)]), context(Stuck(), trackers_s=0.01)):

@@ -27,14 +27,14 @@ from .runs import Fit, World
 NEVER_S = 3600.0
 
 
-def put(copier: copying.Copier, tensors: dict[str, torch.Tensor]) -> tuple[Segment, UnderWay]:
+def put(copier: copying.TensorCopier, tensors: dict[str, torch.Tensor]) -> tuple[Segment, UnderWay]:
     """Copies tensors into a segment, one after another with a hole after each."""
     starts, end = {}, 64
     for name, tensor in tensors.items():
         starts[name] = end
         end += tensor.numel() * tensor.element_size() + 8
     segment = Segment.create("test", end)
-    places = [copying.Place(tensor, starts[name]) for name, tensor in tensors.items()]
+    places = [copying.TensorPlace(tensor, starts[name]) for name, tensor in tensors.items()]
     under_way = copier.copy("file", places, segment)
     return segment, UnderWay([] if under_way is None else [under_way], lambda: None)
 
@@ -79,7 +79,7 @@ def test_what_training_changes_after_a_snapshot_was_begun_is_not_in_it(
 
 
 def test_what_lies_side_by_side_in_a_snapshot_is_brought_to_the_host_at_once() -> None:
-    places = [copying.Place(torch.zeros(4), start) for start in (64, 80, 200, 216)]
+    places = [copying.TensorPlace(torch.zeros(4), start) for start in (64, 80, 200, 216)]
     starts, size = copying._laid_out(places)
     runs = copying._runs(places, starts)
     assert [(run.start, run.stop, run.at) for run in runs] == [(64, 96, 0), (200, 232, 256)]

@@ -17,8 +17,8 @@ import json
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from everstep.control.snapshots import At
-from everstep.jax.copying import Copier
-from everstep.jax.state import Captured, State
+from everstep.jax.copying import ArrayCopier
+from everstep.jax.state import CapturedArrays, State
 from everstep.snapshots.content import InMemory
 from everstep.snapshots.keeper import Keeper
 from everstep.snapshots.writing import OwnMemory
@@ -35,7 +35,7 @@ tree = {
     "plain": np.arange(3),
     "number": 5,
 }
-content = Captured({"tree": tree}, 0, Copier())
+content = CapturedArrays({"tree": tree}, 0, ArrayCopier())
 keeper = Keeper(0, 1, OwnMemory(lambda *_: None), None)
 keeper.take(content, At(1, 1), 3, {}, remember=True)
 keeper.complete()

@@ -250,7 +250,7 @@ def doctor(storage: str | None) -> None:
     With STORAGE, also whether a run can be kept there; that writes a small object, and removes it. The exit
     code is 1 if something is bad.
     """
-    from everstep.observe.checkup import Verdict, examine
+    from everstep.observe.checkup import Health, examine
 
     found = []
     for finding in examine(storage):
@@ -258,7 +258,7 @@ def doctor(storage: str | None) -> None:
         click.echo(f"{finding.verdict.value:4}  {finding.what:14}  {finding.seen}")
         if finding.remedy:
             click.echo(f"{'':22}→ {finding.remedy}")
-    if Verdict.BAD in found:
+    if Health.BAD in found:
         raise click.exceptions.Exit(1)
 
 

@@ -189,10 +189,10 @@ def events(run: str, follow: bool, as_json: bool) -> None:
     machine or in ~/everstep_results.
     """
     from everstep.driver.records import Closed, Opened
-    from everstep.observe.reading import Clock, Tail, find_run
+    from everstep.observe.reading import JournalClock, Tail, find_run
     from everstep.observe.words import in_words, to_json
 
-    tail, clock = Tail(find_run(run).run), Clock()
+    tail, clock = Tail(find_run(run).run), JournalClock()
     closed = False
     try:
         while True:

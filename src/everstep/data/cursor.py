@@ -11,7 +11,7 @@ from typing import Any
 
 from everstep.data.arguments import index_of
 from everstep.data.errors import ResumeRefusedError
-from everstep.data.plan import Place
+from everstep.data.plan import StreamPlace
 
 VERSION = 1
 
@@ -19,7 +19,7 @@ Fingerprint = Mapping[str, int | bool | str]
 """What decides which sample is the i-th, and how many a step has."""
 
 
-def encoded(place: Place, fingerprint: Fingerprint) -> dict[str, Any]:
+def encoded(place: StreamPlace, fingerprint: Fingerprint) -> dict[str, Any]:
     lanes = {"lanes": [[number, state] for number, state in place.lanes.items()]} if place.lanes else {}
     return {"version": VERSION, "step": place.step, "sample": place.sample, **lanes, "of": dict(fingerprint)}
 
@@ -34,7 +34,7 @@ class _Cursor:
     of: Fingerprint
 
 
-def decoded(states: Sequence[object], fingerprint: Fingerprint, accepted: Iterable[str]) -> Place:
+def decoded(states: Sequence[object], fingerprint: Fingerprint, accepted: Iterable[str]) -> StreamPlace:
     """The place that a cursor says; of several, one for each rank, with the lanes of all."""
     if not states:
         raise _refused("load_state_dict got an empty list.")
@@ -50,7 +50,7 @@ def decoded(states: Sequence[object], fingerprint: Fingerprint, accepted: Iterab
                 "Stream.load_state_dict",
             )
     lanes = {number: lane for cursor in cursors for number, lane in cursor.lanes.items()}
-    return Place(first.step, _sample_now(first, fingerprint), _lanes_now(lanes, first.of, fingerprint))
+    return StreamPlace(first.step, _sample_now(first, fingerprint), _lanes_now(lanes, first.of, fingerprint))
 
 
 def _parsed(state: object) -> _Cursor:

@@ -17,7 +17,7 @@ from typing import Any
 from everstep.data.batch import Cut, micro_batches_in
 from everstep.data.errors import DataError, ResumeRefusedError
 from everstep.data.order import Permutation
-from everstep.data.plan import Batching, MicroPlan, Place, Rank, StepPlan, dealt
+from everstep.data.plan import Batching, MicroPlan, Rank, StepPlan, StreamPlace, dealt
 from everstep.data.sequence import Reader, Shards
 from everstep.errors import ConfigError
 
@@ -158,14 +158,14 @@ class SequencedFeed:
     def steps(self, batching: Batching) -> int | None:
         return None  # isn't known until all has been read
 
-    def plans(self, start: Place, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
+    def plans(self, start: StreamPlace, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
         lanes = self._opened(start, self._read_by(rank, batching))
         place = start
         while drawn := self._drawn(lanes, batching):
             samples = batching.global_batch if self._how.lanes > 1 else len(drawn)
             if samples < batching.global_batch and batching.drop_last:
                 return
-            end = Place(
+            end = StreamPlace(
                 place.step + 1,
                 place.sample + samples,
                 {number: lane.state() for number, lane in lanes.items()},
@@ -183,7 +183,7 @@ class SequencedFeed:
         micros = {offset // batching.micro_batch for cut in cuts for offset in cut.offsets}
         return {micro % self._how.lanes for micro in micros}
 
-    def _opened(self, start: Place, numbers: set[int]) -> dict[int, Lane]:
+    def _opened(self, start: StreamPlace, numbers: set[int]) -> dict[int, Lane]:
         missing = sorted(numbers - set(start.lanes)) if start.step else []
         if missing:
             raise ResumeRefusedError(

@@ -16,7 +16,7 @@ _TOGETHER = 2048
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPlace:
     """How far a stream has come: steps and samples that are done; where sources are read in sequence, the
     state of each lane that this rank reads.
     """
@@ -88,13 +88,13 @@ class StepPlan:
     epoch: int
     samples: int
     micros: Sequence[MicroPlan]
-    end: Place
+    end: StreamPlace
 
 
 class Feed(Protocol):
     """A source in its order."""
 
-    def plans(self, start: Place, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
+    def plans(self, start: StreamPlace, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
         """A rank's share of each step from a place on."""
         ...
 
@@ -117,7 +117,7 @@ class IndexedFeed:
         whole, rest = divmod(self.total, batching.global_batch)
         return whole + (1 if rest and not batching.drop_last else 0)
 
-    def plans(self, start: Place, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
+    def plans(self, start: StreamPlace, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
         """Several steps are planned at a time, a few first and then more: the order of many samples takes
         hardly longer than that of one.
         """
@@ -131,10 +131,10 @@ class IndexedFeed:
             share = 1 + batching.global_batch // rank.world_size
             together = min(2 * together, max(1, _TOGETHER // share))
 
-    def _sizes(self, place: Place, batching: Batching) -> Iterator[tuple[Place, Place]]:
+    def _sizes(self, place: StreamPlace, batching: Batching) -> Iterator[tuple[StreamPlace, StreamPlace]]:
         """The place before and after each step."""
         while samples := self._samples_at(place.sample, batching):
-            end = Place(place.step + 1, place.sample + samples)
+            end = StreamPlace(place.step + 1, place.sample + samples)
             yield place, end
             place = end
 
@@ -145,7 +145,7 @@ class IndexedFeed:
         return max(0, min(left, batching.global_batch))
 
     def _planned(
-        self, steps: list[tuple[Place, Place]], rank: Rank, batching: Batching
+        self, steps: list[tuple[StreamPlace, StreamPlace]], rank: Rank, batching: Batching
     ) -> Iterator[StepPlan]:
         shares = [dealt(end.sample - place.sample, rank, batching) for place, end in steps]
         places = [

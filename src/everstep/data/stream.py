@@ -16,7 +16,7 @@ from everstep.data.cursor import Fingerprint, decoded, encoded
 from everstep.data.errors import DataError
 from everstep.data.group import given_rank, rank_here, warn_of_idle_ranks
 from everstep.data.lanes import SequencedFeed, Sequencing, refuse_large_states
-from everstep.data.plan import Batching, IndexedFeed, MicroPlan, Place, Rank, StepPlan
+from everstep.data.plan import Batching, IndexedFeed, MicroPlan, Rank, StepPlan, StreamPlace
 from everstep.data.randomness import seeded
 from everstep.data.sequence import Shards
 from everstep.data.sources import Collate, collated, identity_of, length_of, plain, samples_of, stacked
@@ -86,7 +86,7 @@ class Stream:
         self.batching = Batching(global_batch, micro_batch, drop_last, even)
         self._collate = stacked if collate_fn is None else collate_fn
         self._accepted = _known_changes(accept_changes)
-        self._place = Place()
+        self._place = StreamPlace()
         self._turn = 0
         self._feed: IndexedFeed | SequencedFeed
         common = {"seed": seed, "shuffle": shuffle, "global_batch": global_batch}

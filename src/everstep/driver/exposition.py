@@ -30,7 +30,7 @@ STATES = {
 
 
 @dataclass(frozen=True)
-class Source:
+class MetricsSource:
     """What metrics are read from, in the process that drives a run."""
 
     name: str
@@ -53,7 +53,7 @@ class Metric:
     label: str
     """Besides those that name the run; may be empty."""
     help: str
-    values: Callable[[Source], Values]
+    values: Callable[[MetricsSource], Values]
 
     @property
     def is_rays(self) -> bool:
@@ -65,11 +65,11 @@ class Metric:
         return (*of_run, self.label) if self.label else of_run
 
 
-def _one(value: Callable[[Source], float]) -> Callable[[Source], Values]:
+def _one(value: Callable[[MetricsSource], float]) -> Callable[[MetricsSource], Values]:
     return lambda source: [("", value(source))]
 
 
-def _states(source: Source) -> Values:
+def _states(source: MetricsSource) -> Values:
     now = STATES[Phase(source.figures.phase)]
     return [(state, float(state == now)) for state in dict.fromkeys(STATES.values())]
 
@@ -172,7 +172,7 @@ METRICS = (
 class RunCollector:
     """What a registry of ``prometheus_client`` collects."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: MetricsSource) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Any]:

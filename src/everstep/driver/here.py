@@ -187,7 +187,7 @@ class HereLink:
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
-            case words.Stalled() as stalled:
+            case words.StallTold() as stalled:
                 self._stalls.heard(
                     Incarnation(self.epoch, 0, 0), stalled.index, stalled.seconds, time.monotonic()
                 )

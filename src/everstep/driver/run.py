@@ -31,7 +31,7 @@ from everstep.driver import payload, records
 from everstep.driver.callbacks import Callbacks
 from everstep.driver.clock import MachineClock
 from everstep.driver.display import PlainDisplay, make_display
-from everstep.driver.exposition import Source
+from everstep.driver.exposition import MetricsSource
 from everstep.driver.here import Opening, run_beside, run_here
 from everstep.driver.history import History, log_folder
 from everstep.driver.interrupts import quiet, run_thread
@@ -178,7 +178,7 @@ class _Start:
         if self.server is not None:
             history = lease.history
             self.server.serve(
-                Source(
+                MetricsSource(
                     self.name,
                     history.run_id,
                     lease.figures,

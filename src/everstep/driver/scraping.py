@@ -21,7 +21,7 @@ from everstep.config import RunConfig
 from everstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from everstep.driver.exposition import Source
+    from everstep.driver.exposition import MetricsSource
 
 _PATIENCE_S = 2.0
 """For a client that connects and says nothing."""
@@ -130,7 +130,7 @@ class MetricsServer:
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
 
-    def serve(self, source: Source) -> None:
+    def serve(self, source: MetricsSource) -> None:
         from prometheus_client import CollectorRegistry
 
         from everstep.driver.exposition import RunCollector

@@ -36,7 +36,7 @@ class Tempo:
         self,
         epoch: int,
         stream: WorkerStream,
-        word: words.Report | words.Copied | words.Stalled,
+        word: words.Report | words.Copied | words.StallTold,
         peers: Callable[[], list[WorkerStream]],
         now: float,
     ) -> None:
@@ -49,7 +49,7 @@ class Tempo:
                     self.stragglers.paced(rank, word.index, word.pace, now)
             case words.Copied():
                 self.cadence.copied(rank, word.copy_s, word.whole_s)
-            case words.Stalled():
+            case words.StallTold():
                 number = stream.assignment.group_id
                 others = [p.upto for p in peers() if p is not stream and p.assignment.group_id == number]
                 of = Incarnation(epoch, number, stream.generation)

@@ -16,7 +16,7 @@ import msgspec
 
 from everstep.callbacks import TrainRunContext
 from everstep.driver.history import History
-from everstep.integrations.tracker import Row, Tracker
+from everstep.integrations.tracker import LoggedRow, Tracker
 from everstep.metrics import flat_numbers
 
 _LOOK_S = 0.5
@@ -54,7 +54,7 @@ class Following(threading.Thread):
         self._tracker = tracker
         self._history = history
         self._context = context
-        self._rows: Rows | None = None
+        self._rows: TrackedRows | None = None
         """None: the tracker isn't open."""
 
     def run(self) -> None:
@@ -82,7 +82,7 @@ class Following(threading.Thread):
     def _log_news(self) -> None:
         if self._rows is None:
             last = self._tracker.open(self._context)
-            self._rows = Rows(self._history, last, self._tracker.step_metric)
+            self._rows = TrackedRows(self._history, last, self._tracker.step_metric)
         while rows := self._rows.take(_MOST_ROWS):
             self._tracker.log(rows)
 
@@ -92,7 +92,7 @@ class Following(threading.Thread):
             self._tracker.close(self._history.outcome)
 
 
-class Rows:
+class TrackedRows:
     """The rows of a history whose steps are later than all before, in order."""
 
     def __init__(self, history: History, last: int, step_metric: str | None) -> None:
@@ -102,8 +102,8 @@ class Rows:
         self._record = 0
         self._row = 0
 
-    def take(self, most: int) -> list[Row]:
-        found: list[Row] = []
+    def take(self, most: int) -> list[LoggedRow]:
+        found: list[LoggedRow] = []
         while len(found) < most and self._record < len(self._history.reported):
             record = self._history.reported[self._record]
             first = self._history.numbers[self._record]
@@ -116,7 +116,7 @@ class Rows:
             step = self._step_of(metrics, first + self._row)
             self._row += 1
             if step > self._last and metrics:
-                found.append(Row(step, metrics))
+                found.append(LoggedRow(step, metrics))
                 self._last = step
         return found
 

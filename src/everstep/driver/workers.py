@@ -228,7 +228,7 @@ class Workers:
         copying: list[int] = []
         restore_s = 0.0
         for word in stream.feed(message.data):
-            if isinstance(word, words.Report | words.Copied | words.Stalled):
+            if isinstance(word, words.Report | words.Copied | words.StallTold):
                 self.tempo.heard(message.epoch, stream, word, self.current, self._clock.now())
             if isinstance(word, words.Report):
                 restore_s = max(restore_s, word.restore_s)
@@ -247,7 +247,7 @@ class Workers:
             if isinstance(word, words.Copied):
                 copied.append(word.index)
                 continue
-            if isinstance(word, words.Stalled):
+            if isinstance(word, words.StallTold):
                 continue
             # What came before must be known before what comes now: a return, a failure, a question.
             self._tell_reports(key, stream, before, owed, parts, copied, copying, restore_s)
@@ -332,7 +332,7 @@ class Workers:
                 self._emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case words.Raised():
                 self._raised(key, stream, word)
-            case words.Report() | words.Copied() | words.Stalled() | words.PartDone():
+            case words.Report() | words.Copied() | words.StallTold() | words.PartDone():
                 raise AssertionError("reports are merged before they come here")
             case _:
                 assert_never(word)

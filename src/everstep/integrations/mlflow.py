@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from everstep.callbacks import TrainRunContext
-from everstep.integrations.tracker import Row, Tracker, plain_config, require
+from everstep.integrations.tracker import LoggedRow, Tracker, plain_config, require
 
 _TAG = "everstep.run_id"
 _MOST = 1000
@@ -83,7 +83,7 @@ class MLflowCallback(Tracker):
         history = self._client.get_metric_history(self._run_id, name)
         return max((int(metric.step) for metric in history), default=0)
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())

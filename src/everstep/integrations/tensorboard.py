@@ -10,7 +10,7 @@ from typing import Any
 
 from everstep.callbacks import TrainRunContext
 from everstep.config import DEFAULT_STORAGE_PATH
-from everstep.integrations.tracker import Row, Tracker, require
+from everstep.integrations.tracker import LoggedRow, Tracker, require
 
 
 class TensorBoardCallback(Tracker):
@@ -49,7 +49,7 @@ class TensorBoardCallback(Tracker):
             home = os.path.join(os.path.expanduser(DEFAULT_STORAGE_PATH), run_context.name)
         return Path(home) / "tensorboard"
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from everstep.callbacks import TrainRunContext, UserCallback
 from everstep.errors import ConfigError
 
-__all__ = ["Row", "Tracker"]
+__all__ = ["LoggedRow", "Tracker"]
 
 
-class Row(NamedTuple):
+class LoggedRow(NamedTuple):
     """One report, as numbers."""
 
     step: int
@@ -49,7 +49,7 @@ class Tracker(UserCallback):
         """Begin to log, or go on. Returns the last step that was logged before; 0 if there was none."""
         raise NotImplementedError
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         """Later steps than all before. When this returns, they are on their way."""
         raise NotImplementedError
 

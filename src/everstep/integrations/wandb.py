@@ -10,7 +10,7 @@ from typing import Any
 
 from everstep.callbacks import TrainRunContext
 from everstep.errors import ConfigError
-from everstep.integrations.tracker import Row, Tracker, plain_config, require
+from everstep.integrations.tracker import LoggedRow, Tracker, plain_config, require
 
 __all__ = ["WandbCallback"]
 
@@ -72,7 +72,7 @@ class WandbCallback(Tracker):
     def _own_config(self) -> dict[str, Any]:
         return dict(self.init.get("config") or {})
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             self._run.log(dict(row.metrics), step=row.step, commit=True)
 

@@ -17,14 +17,14 @@ _RESERVE = 0.1
 """Of a device's memory: what is left for training to grow into."""
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """An array on one device, or of the host, and where its bytes belong in a segment."""
 
     array: Any
     start: int
 
 
-class Copier:
+class ArrayCopier:
     """Arrays don't change, but a donated one is gone at the next call. So they are copied inside their
     device, and brought to the host while training goes on; at once from a device that has no room for that,
     and from the host's own memory.
@@ -33,15 +33,15 @@ class Copier:
     def __init__(self) -> None:
         self._copy = jax.jit(lambda arrays: [jnp.copy(array) for array in arrays])
 
-    def copy(self, places: Sequence[Place], segment: Segment) -> list[Copying]:
-        by_device: dict[Any, list[Place]] = {}
+    def copy(self, places: Sequence[ArrayPlace], segment: Segment) -> list[Copying]:
+        by_device: dict[Any, list[ArrayPlace]] = {}
         for place in places:
             by_device.setdefault(_device_of(place.array), []).append(place)
         later: list[Copying] = []
         for device, some in by_device.items():
             if device is not None and _has_room(device, sum(place.array.nbytes for place in some)):
                 copies = self._copy([place.array for place in some])
-                some = [Place(copy, place.start) for copy, place in zip(copies, some, strict=True)]
+                some = [ArrayPlace(copy, place.start) for copy, place in zip(copies, some, strict=True)]
                 later.append(_Bringing(some, segment))
             else:
                 _bring(some, segment)
@@ -51,7 +51,7 @@ class Copier:
 class _Bringing:
     """Copies that are on their device, and have to be brought to the host."""
 
-    def __init__(self, places: Sequence[Place], segment: Segment) -> None:
+    def __init__(self, places: Sequence[ArrayPlace], segment: Segment) -> None:
         self._places = places
         self._segment = segment
 
@@ -63,7 +63,7 @@ class _Bringing:
         return time.monotonic() - began
 
 
-def _bring(places: Sequence[Place], segment: Segment) -> None:
+def _bring(places: Sequence[ArrayPlace], segment: Segment) -> None:
     for place in places:
         if isinstance(place.array, jax.Array):
             place.array.copy_to_host_async()  # all are on their way before the first is waited for

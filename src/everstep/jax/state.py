@@ -15,7 +15,7 @@ import numpy as np
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
 from everstep.here import current
-from everstep.jax.copying import Copier, Place
+from everstep.jax.copying import ArrayCopier, ArrayPlace
 from everstep.parts import Parts, is_stateful
 from everstep.snapshots.content import BLOCK, Source
 from everstep.snapshots.copying import Copying
@@ -71,7 +71,7 @@ class State(Parts):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        object.__setattr__(self, "_copier", Copier())
+        object.__setattr__(self, "_copier", ArrayCopier())
 
     def _check(self, name: str, part: Any) -> None:
         if is_stateful(part):
@@ -92,9 +92,9 @@ class State(Parts):
         """
         return current("State.restore").restore(self)
 
-    def capture(self) -> Captured:
+    def capture(self) -> CapturedArrays:
         """The state as it is now, for a session."""
-        return Captured(self._parts, current("report").context.get_world_rank(), self._copier)
+        return CapturedArrays(self._parts, current("report").context.get_world_rank(), self._copier)
 
     def sums(self, memory: mmap.mmap) -> bytes:
         """For a session: what a digest is made of."""
@@ -168,10 +168,10 @@ def _is_key(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-class Captured:
+class CapturedArrays:
     """A state's tree, and what this process has of its arrays."""
 
-    def __init__(self, parts: Mapping[str, Any], rank: int, copier: Copier) -> None:
+    def __init__(self, parts: Mapping[str, Any], rank: int, copier: ArrayCopier) -> None:
         self._copier = copier
         self._rank = rank
         self.tree: dict[str, Any] = {}
@@ -211,7 +211,7 @@ class Captured:
 
     def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> Sequence[Copying]:
         places = [
-            Place(self._arrays[name], start) for name, start in starts.items() if self.shards[name].size
+            ArrayPlace(self._arrays[name], start) for name, start in starts.items() if self.shards[name].size
         ]
         return self._copier.copy(places, segment)
 

@@ -28,7 +28,7 @@ _FILES = 4096
 _GIB = 2**30
 
 
-class Verdict(enum.StrEnum):
+class Health(enum.StrEnum):
     OK = "ok"
     NOTE = "note"
     """A run works; something about it is less than it could be."""
@@ -36,14 +36,14 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Checked:
     what: str
-    verdict: Verdict
+    verdict: Health
     seen: str
     remedy: str = ""
 
 
-def examine(storage: str | None) -> Iterator[Finding]:
+def examine(storage: str | None) -> Iterator[Checked]:
     yield _system()
     yield _frameworks()
     yield _files()
@@ -56,21 +56,19 @@ def examine(storage: str | None) -> Iterator[Finding]:
         yield _storage(storage)
 
 
-def _system() -> Finding:
+def _system() -> Checked:
     seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if kernel.HAS_DEATH_SIGNALS:
-        return Finding("system", Verdict.OK, f"{seen}; {os.cpu_count()} processors")
+        return Checked("system", Health.OK, f"{seen}; {os.cpu_count()} processors")
     remedy = "for development only: workers are fresh processes here, and hangs are hardly noticed. Use Linux"
-    return Finding("system", Verdict.NOTE, seen, remedy)
+    return Checked("system", Health.NOTE, seen, remedy)
 
 
-def _frameworks() -> Finding:
+def _frameworks() -> Checked:
     found = {name: version for name in _FRAMEWORKS if (version := _version(name)) is not None}
     if not found:
-        return Finding("frameworks", Verdict.NOTE, "none", "pip install 'everstep[torch]', or [jax]")
-    return Finding(
-        "frameworks", Verdict.OK, ", ".join(f"{name} {version}" for name, version in found.items())
-    )
+        return Checked("frameworks", Health.NOTE, "none", "pip install 'everstep[torch]', or [jax]")
+    return Checked("frameworks", Health.OK, ", ".join(f"{name} {version}" for name, version in found.items()))
 
 
 def _version(name: str) -> str | None:
@@ -80,72 +78,70 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _files() -> Finding:
+def _files() -> Checked:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     seen = f"{soft:,} at most" if soft != resource.RLIM_INFINITY else "no limit"
     if soft != resource.RLIM_INFINITY and soft < _FILES:
         upto = f" (up to {hard:,} without root)" if hard > soft else ""
-        return Finding(
-            "open files", Verdict.NOTE, seen, f"raise it for many workers: ulimit -n {_FILES}{upto}"
+        return Checked(
+            "open files", Health.NOTE, seen, f"raise it for many workers: ulimit -n {_FILES}{upto}"
         )
-    return Finding("open files", Verdict.OK, seen)
+    return Checked("open files", Health.OK, seen)
 
 
-def _memory() -> Finding:
+def _memory() -> Checked:
     available, total = kernel.memory()
     seen = f"{available / _GIB:.1f} of {total / _GIB:.1f} GiB are free"
     if available < total / 10:
-        return Finding("memory", Verdict.NOTE, seen, "end what else uses it, or the kernel may end workers")
-    return Finding("memory", Verdict.OK, seen)
+        return Checked("memory", Health.NOTE, seen, "end what else uses it, or the kernel may end workers")
+    return Checked("memory", Health.OK, seen)
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> Checked:
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Finding(
-            "shared memory", Verdict.NOTE, "there is no /dev/shm", "data loaders of torch need one"
-        )
+        return Checked("shared memory", Health.NOTE, "there is no /dev/shm", "data loaders of torch need one")
     room = shutil.disk_usage(folder)
     seen = f"{room.free / _GIB:.1f} of {room.total / _GIB:.1f} GiB of /dev/shm are free"
     if room.free < _GIB:
         remedy = "NCCL and data loaders use it: docker run --shm-size=8g, or a larger emptyDir in memory"
-        return Finding("shared memory", Verdict.NOTE, seen, remedy)
-    return Finding("shared memory", Verdict.OK, seen)
+        return Checked("shared memory", Health.NOTE, seen, remedy)
+    return Checked("shared memory", Health.OK, seen)
 
 
-def _runtime_folder() -> Finding:
+def _runtime_folder() -> Checked:
     try:
         folder = runtime_folder()
         free = shutil.disk_usage(folder).free
     except (EverstepError, OSError) as error:
-        return Finding("runtime folder", Verdict.BAD, str(error), "set XDG_RUNTIME_DIR to a folder of yours")
+        return Checked("runtime folder", Health.BAD, str(error), "set XDG_RUNTIME_DIR to a folder of yours")
     seen = f"{folder}, {free / _GIB:.1f} GiB free"
     if free < 16 << 20:
-        return Finding("runtime folder", Verdict.BAD, seen, "make room there, or set XDG_RUNTIME_DIR")
-    return Finding("runtime folder", Verdict.OK, seen)
+        return Checked("runtime folder", Health.BAD, seen, "make room there, or set XDG_RUNTIME_DIR")
+    return Checked("runtime folder", Health.OK, seen)
 
 
-def _stacks() -> Finding:
+def _stacks() -> Checked:
     beside = os.path.dirname(sys.executable)
     found = shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if found is None:
         remedy = "pip install py-spy, to get the stacks of workers that are stopped when one hangs"
-        return Finding("py-spy", Verdict.NOTE, "not installed", remedy)
-    return Finding("py-spy", Verdict.OK, found)
+        return Checked("py-spy", Health.NOTE, "not installed", remedy)
+    return Checked("py-spy", Health.OK, found)
 
 
-def _runs() -> Iterator[Finding]:
+def _runs() -> Iterator[Checked]:
     """Those whose driver is gone: their workers train on, and wait for the next one."""
     for run in live_runs().values():
         if not run.alive:
             remedy = "run its script again to take them over; else they end after Deadlines(orphan_s=…)"
-            yield Finding("runs", Verdict.NOTE, f"{run.name} has workers here, and no driver", remedy)
+            yield Checked("runs", Health.NOTE, f"{run.name} has workers here, and no driver", remedy)
 
 
-def _storage(address: str) -> Finding:
+def _storage(address: str) -> Checked:
     try:
         store = open_store(address)
         probe(store)
     except EverstepError as error:
-        return Finding("storage", Verdict.BAD, error.message, error.remedy)
-    return Finding("storage", Verdict.OK, f"{store.address()} can be written, and refuses to create twice")
+        return Checked("storage", Health.BAD, error.message, error.remedy)
+    return Checked("storage", Health.OK, f"{store.address()} can be written, and refuses to create twice")

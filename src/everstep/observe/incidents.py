@@ -18,7 +18,7 @@ MOST_FAILURES = 50
 
 
 @dataclass
-class Incident:
+class ShownIncident:
     seen: float
     """When it was noticed."""
     kind: str
@@ -54,12 +54,12 @@ class Incidents:
     """``take`` takes one record in."""
 
     def __init__(self, unix_time: Callable[[float], float | None], groups_of: Callable[[Failure], set[int]]):
-        self.all: list[Incident] = []
+        self.all: list[ShownIncident] = []
         self._unix_time = unix_time
         self._groups_of = groups_of
-        self._open: list[Incident] = []
+        self._open: list[ShownIncident] = []
         """Failures that nothing has been decided about, and recoveries that haven't come to a step."""
-        self._slow: dict[tuple[int, ...], Incident] = {}
+        self._slow: dict[tuple[int, ...], ShownIncident] = {}
         """Who is slower than its peers."""
 
     def take(self, record: records.AnyRecord, when: float | None) -> None:
@@ -80,10 +80,10 @@ class Incidents:
                 self._noticed(record, when)
             case c.HostSetAside():
                 text = f"host {record.host} keeps failing: set aside, if there is other capacity"
-                self.all.append(Incident(when, "set aside", text, when, until=when))
+                self.all.append(ShownIncident(when, "set aside", text, when, until=when))
             case records.Damaged():
                 text = f"{record.folder} can't be restored any more: {record.reason}"
-                self.all.append(Incident(when, "damaged", text, when, until=when))
+                self.all.append(ShownIncident(when, "damaged", text, when, until=when))
             case c.GroupStarted() if record.rung is not c.Rung.REPLACE_GROUPS:
                 self._end_slow(when, "all workers restarted")
             case records.Closed():
@@ -101,7 +101,7 @@ class Incidents:
         incident = next((i for i in self._undecided() if i.groups & groups or not groups), None)
         if incident is None:
             began = min(when, self._unix_time(failure.at) or when)
-            incident = Incident(when, failure.kind.value, _said(failure), began, groups=groups)
+            incident = ShownIncident(when, failure.kind.value, _said(failure), began, groups=groups)
             self._begin(incident)
         incident.add(failure)
         incident.groups |= groups
@@ -109,7 +109,7 @@ class Incidents:
         if shown is None or (shown.echo and not failure.echo):
             self._name_cause(incident, failure)
 
-    def _name_cause(self, incident: Incident, cause: Failure) -> None:
+    def _name_cause(self, incident: ShownIncident, cause: Failure) -> None:
         incident.cause = cause
         incident.kind, incident.text = cause.kind.value, _said(cause)
         if cause.rank is not None:
@@ -117,11 +117,11 @@ class Incidents:
 
     def _hung(self, record: c.HangSeen, when: float) -> None:
         if record.action == "warn":
-            incident = Incident(when, Kind.HANG.value, record.message, when, until=when)
+            incident = ShownIncident(when, Kind.HANG.value, record.message, when, until=when)
             self.all.append(incident)
         else:
             # The failure that follows is what it is decided about.
-            incident = Incident(when, Kind.HANG.value, record.message, when)
+            incident = ShownIncident(when, Kind.HANG.value, record.message, when)
             self._begin(incident)
             groups = [self._groups_of(Failure(Kind.HANG, record.at, "", rank=rank)) for rank in record.ranks]
             incident.groups = {*()}.union(*groups)
@@ -131,7 +131,7 @@ class Incidents:
     def _straggled(self, record: c.StragglerSeen, when: float) -> None:
         incident = self._slow.pop(record.ranks, None)
         if not record.over:
-            incident = Incident(when, STRAGGLER, describe_straggler(record), when, ranks=[*record.ranks])
+            incident = ShownIncident(when, STRAGGLER, describe_straggler(record), when, ranks=[*record.ranks])
             self._slow[record.ranks] = incident
             self.all.append(incident)
         elif incident is not None:
@@ -146,7 +146,7 @@ class Incidents:
         concerned = {*record.groups}
         found = [i for i in self._undecided() if not concerned or i.groups & concerned or not i.groups]
         if not found:
-            found = [Incident(when, record.cause.kind.value, _said(record.cause), when)]
+            found = [ShownIncident(when, record.cause.kind.value, _said(record.cause), when)]
             self._begin(found[0])
         first, *others = found
         for other in others:  # two that became one
@@ -164,7 +164,7 @@ class Incidents:
         if record.cause is None:
             began = when - record.total_s
             text = f"{record.rung.value}: {cause_of(record)}"
-            resized = Incident(began, "resize", text, began, recovered=record, until=when)
+            resized = ShownIncident(began, "resize", text, began, recovered=record, until=when)
             self.all.append(resized)
             return
         partial = record.rung is c.Rung.REPLACE_GROUPS
@@ -184,13 +184,13 @@ class Incidents:
             text = f"slice {record.slice}: the preemption was cancelled"
         else:
             text = f"slice {record.slice} will be taken away in {record.deadline - record.at:.1f} s"
-        notice = Incident(when, "preemption notice", text, when, slice=record.slice, until=when)
+        notice = ShownIncident(when, "preemption notice", text, when, slice=record.slice, until=when)
         self.all.append(notice)
 
-    def _undecided(self) -> list[Incident]:
+    def _undecided(self) -> list[ShownIncident]:
         return [incident for incident in self._open if incident.decided is None]
 
-    def _begin(self, incident: Incident) -> None:
+    def _begin(self, incident: ShownIncident) -> None:
         self.all.append(incident)
         self._open.append(incident)
 
@@ -206,7 +206,7 @@ MOST_STACKS = 200
 """Files of stacks that are read for a page, the newest."""
 
 
-def _plain(incident: Incident, texts: Texts, stacks: dict[str, str]) -> dict[str, Any]:
+def _plain(incident: ShownIncident, texts: Texts, stacks: dict[str, str]) -> dict[str, Any]:
     cause = incident.cause
     found: dict[str, Any] = {
         "began": incident.began,
@@ -266,6 +266,6 @@ def _said(failure: Failure) -> str:
     return f"{who}: {failure.message}" if who else failure.message
 
 
-def _same(incident: Incident, cause: Failure) -> bool:
+def _same(incident: ShownIncident, cause: Failure) -> bool:
     shown = incident.cause
     return shown is not None and (shown.kind, shown.rank, shown.host) == (cause.kind, cause.rank, cause.host)

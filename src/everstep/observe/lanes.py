@@ -35,7 +35,7 @@ Track = list[tuple[float, str]]
 
 
 @dataclass
-class Lane:
+class WorkerLane:
     """One rank in one place."""
 
     place: records.Place
@@ -56,8 +56,8 @@ class Lanes:
         """Of replica groups, where it isn't what the run did; an empty state: from here on it is."""
         self.group_of: dict[int, int] = {}
         """Of the ranks that there are."""
-        self._lanes: dict[records.Place, Lane] = {}
-        self._here: dict[int, Lane] = {}
+        self._lanes: dict[records.Place, WorkerLane] = {}
+        self._here: dict[int, WorkerLane] = {}
         self._now: float | None = None
         self._before_opened: int | None = None
         """How long the run's track was before this driver came, if that isn't known to have been an end."""
@@ -147,7 +147,7 @@ class Lanes:
 
     def _place(self, places: Iterable[records.Place], now: float) -> None:
         for place in places:
-            lane = self._lanes.setdefault(place, Lane(place))
+            lane = self._lanes.setdefault(place, WorkerLane(place))
             if not lane.spans or lane.spans[-1][1] is not None:
                 lane.spans.append((now, None))
             self._here[place.rank] = lane

@@ -55,7 +55,7 @@ class Tail:
             self.damage.append(damage)
 
 
-class Clock:
+class JournalClock:
     """UNIX time of records: each driver counts from a start of its own, which ``Opened`` tells."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Facts:
         self.opened: list[records.Opened] = []
         self.limits: dict[str, int] = {}
         self.recoveries: list[tuple[float | None, Recovered]] = []
-        self.clock = Clock()
+        self.clock = JournalClock()
         self._tail = Tail(run)
         self.newest: float | None = None
         """Of the last record that has a time."""

@@ -13,7 +13,7 @@ MOST_GONE = 200
 """Of the checkpoints that are gone, so many are shown, the newest."""
 
 
-class Saved:
+class SavedCheckpoints:
     """``take`` takes one record in."""
 
     def __init__(self) -> None:

@@ -119,7 +119,7 @@ class WorkersNow:
     """What workers use, between one look and the next. Several pages that ask get the same."""
 
     def __init__(self) -> None:
-        self._before: dict[int, usage.Look] = {}
+        self._before: dict[int, usage.UsageLook] = {}
         self._looked: float | None = None
         self._found: dict[str, Any] = {}
 

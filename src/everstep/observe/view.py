@@ -10,7 +10,7 @@ from everstep.observe.incidents import Incidents
 from everstep.observe.lanes import Lanes
 from everstep.observe.reading import Facts
 from everstep.observe.rows import MetricRows
-from everstep.observe.saved import Saved
+from everstep.observe.saved import SavedCheckpoints
 from everstep.observe.texts import Texts
 from everstep.observe.words import finite
 from everstep.storage.store import Store
@@ -22,7 +22,7 @@ class RunView:
         self._lanes = Lanes()
         self._incidents = Incidents(self.facts.clock.at, self._groups_of)
         self._rows = MetricRows()
-        self._saved = Saved()
+        self._saved = SavedCheckpoints()
         self._stacks: dict[str, str] = {}
 
     def refresh(self) -> bool:

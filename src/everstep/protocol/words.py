@@ -59,7 +59,7 @@ class Copied(FromWorkerMessage, frozen=True):
     """How long it took."""
 
 
-class Stalled(FromWorkerMessage, frozen=True):
+class StallTold(FromWorkerMessage, frozen=True):
     """Training stood still here for checkpoints, since the last time that this was said."""
 
     index: int
@@ -127,7 +127,7 @@ AnyFromWorker = (
     | Joined
     | Report
     | Copied
-    | Stalled
+    | StallTold
     | PartDone
     | PartFailed
     | NoMemory

@@ -29,7 +29,7 @@ _RESERVE = 0.1
 """Of a device's memory: what is left for training to grow into."""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor, and where its bytes belong in a segment."""
 
     tensor: torch.Tensor
@@ -40,10 +40,10 @@ class Place(NamedTuple):
         return _size(self.tensor)
 
 
-class Copier(Protocol):
+class TensorCopier(Protocol):
     """Of one device. It is used for one snapshot at a time, always of the same tensors in the same places."""
 
-    def copy(self, file: str, places: Sequence[Place], segment: Segment) -> Copying | None:
+    def copy(self, file: str, places: Sequence[TensorPlace], segment: Segment) -> Copying | None:
         """Copy tensors of a file as they are now: they may be changed once it returns. None: all is there."""
         ...
 
@@ -64,7 +64,7 @@ class DirectCopier:
         self._views: dict[Segment, list[torch.Tensor]] = {}
         """Of each tensor, in the segments that they have been copied to."""
 
-    def copy(self, file: str, places: Sequence[Place], segment: Segment) -> Copying | None:
+    def copy(self, file: str, places: Sequence[TensorPlace], segment: Segment) -> Copying | None:
         if segment not in self._views:
             memory = _bytes_of(segment)
             self._views[segment] = [_seen_as(memory, place.start, place.tensor) for place in places]
@@ -143,7 +143,7 @@ class StagedCopier:
         self._bounces: deque[tuple[torch.Tensor, Any]] = deque()
         """What is on its way to the device, the oldest first, and when it is there."""
 
-    def copy(self, file: str, places: Sequence[Place], segment: Segment) -> Copying | None:
+    def copy(self, file: str, places: Sequence[TensorPlace], segment: Segment) -> Copying | None:
         stage = self._stage(file, places)
         began = self._side.mark()
         if stage is None:
@@ -151,7 +151,7 @@ class StagedCopier:
         torch._foreach_copy_(stage.views, [place.tensor for place in places])
         return _Staged(self, stage, segment, began, self._side.mark())
 
-    def _stage(self, file: str, places: Sequence[Place]) -> _Stage | None:
+    def _stage(self, file: str, places: Sequence[TensorPlace]) -> _Stage | None:
         """Made once: a state keeps its shape, and what training has not left at the first snapshot, it will
         not leave later.
         """
@@ -161,7 +161,7 @@ class StagedCopier:
             self._stages[file] = None if room is None else _Stage(room, places, starts)
         return self._stages[file]
 
-    def _held(self, places: Sequence[Place], segment: Segment, began: Any) -> Copying:
+    def _held(self, places: Sequence[TensorPlace], segment: Segment, began: Any) -> Copying:
         side, memory = self._side, self.registered(segment)
         with side.copying(began):
             for place in places:
@@ -251,7 +251,7 @@ class _Run(NamedTuple):
 class _Stage:
     """Room on the device for the tensors of a file."""
 
-    def __init__(self, room: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> None:
+    def __init__(self, room: torch.Tensor, places: Sequence[TensorPlace], starts: Sequence[int]) -> None:
         self.room = room
         self.views = [_seen_as(room, at, place.tensor) for place, at in zip(places, starts, strict=True)]
         """Of each tensor."""
@@ -345,7 +345,9 @@ class CudaSide:
             torch.cuda.cudart().cudaHostUnregister(address)
 
 
-KINDS: dict[str, Callable[[torch.device], Copier]] = {"cuda": lambda device: StagedCopier(CudaSide(device))}
+KINDS: dict[str, Callable[[torch.device], TensorCopier]] = {
+    "cuda": lambda device: StagedCopier(CudaSide(device))
+}
 """By the type of device. Tensors on others are copied at once."""
 
 
@@ -353,15 +355,15 @@ class Copiers:
     """Of all devices that a state has tensors on."""
 
     def __init__(self) -> None:
-        self._copiers: dict[torch.device, Copier] = {}
+        self._copiers: dict[torch.device, TensorCopier] = {}
 
     def copy(
         self, tensors: Mapping[str, torch.Tensor], file: str, segment: Segment, starts: Mapping[str, int]
     ) -> list[Copying]:
-        by_device: dict[torch.device, list[Place]] = {}
+        by_device: dict[torch.device, list[TensorPlace]] = {}
         for name, start in starts.items():
             if tensors[name].numel():
-                by_device.setdefault(tensors[name].device, []).append(Place(tensors[name], start))
+                by_device.setdefault(tensors[name].device, []).append(TensorPlace(tensors[name], start))
         under_way = [self._of(device).copy(file, places, segment) for device, places in by_device.items()]
         return [copying for copying in under_way if copying is not None]
 
@@ -372,7 +374,7 @@ class Copiers:
         for copier in self._copiers.values():
             copier.all_is_back()
 
-    def _of(self, device: torch.device) -> Copier:
+    def _of(self, device: torch.device) -> TensorCopier:
         if device not in self._copiers:
             self._copiers[device] = KINDS.get(device.type, DirectCopier)(device)
         return self._copiers[device]
@@ -395,7 +397,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _laid_out(places: Sequence[Place]) -> tuple[list[int], int]:
+def _laid_out(places: Sequence[TensorPlace]) -> tuple[list[int], int]:
     """Where each tensor is copied to inside the device, and how much room that takes. What is next to each
     other in the segment is so there, too.
     """
@@ -410,7 +412,7 @@ def _laid_out(places: Sequence[Place]) -> tuple[list[int], int]:
     return starts, end
 
 
-def _runs(places: Sequence[Place], starts: Sequence[int]) -> list[_Run]:
+def _runs(places: Sequence[TensorPlace], starts: Sequence[int]) -> list[_Run]:
     found: list[_Run] = []
     for place, at in zip(places, starts, strict=True):
         if found and found[-1].stop == place.start:

@@ -79,9 +79,9 @@ class State(Parts):
         """
         return current("State.restore").restore(self)
 
-    def capture(self) -> Captured:
+    def capture(self) -> CapturedTensors:
         """The state as it is now, for a session. Tensors are still those that are trained."""
-        return Captured(self._parts, current("report").context.get_world_rank(), self._copiers)
+        return CapturedTensors(self._parts, current("report").context.get_world_rank(), self._copiers)
 
     def sums(self, memory: mmap.mmap) -> bytes:
         """For a session: what a digest is made of."""
@@ -133,7 +133,7 @@ class _InAWrapper:
         self._module.load_state_dict({name.removeprefix("module."): saved[name] for name in saved})
 
 
-class Captured:
+class CapturedTensors:
     """A state's tree, and its tensors."""
 
     def __init__(self, parts: Mapping[str, Any], rank: int, copiers: Copiers) -> None:
