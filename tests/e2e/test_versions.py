@@ -44,7 +44,7 @@ TRAINS = """
 def other_version(folder: Path, version: int) -> str:
     """Where an Everstep lies that speaks another version of the protocol."""
     shutil.copytree(Path(everstep.__file__).parent, folder / "everstep")
-    protocol = folder / "everstep" / "agent" / "wire.py"
+    protocol = folder / "everstep" / Path(wire.__file__).relative_to(Path(everstep.__file__).parent)
     ours, theirs = f"WIRE_VERSION = {wire.WIRE_VERSION}\n", f"WIRE_VERSION = {version}\n"
     assert ours in protocol.read_text()
     protocol.write_text(protocol.read_text().replace(ours, theirs))

@@ -18,7 +18,7 @@ from everstep.protocol.script import Script
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
