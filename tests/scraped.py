@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import urllib.request
 from collections.abc import Iterator, Mapping
 
@@ -43,3 +45,15 @@ def scrape(url: str) -> Samples:
             assert key not in found, f"{key} is there twice"
             found[key] = sample.value
     return Samples(found)
+
+
+def free_port() -> int:
+    """One that the system gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

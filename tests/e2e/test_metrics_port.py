@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from everstep import RunConfig, ScalingConfig, Trainer, report
 from everstep.cli.runs import show
 from processes import LIMIT_S, wait_for
-from scraped import Samples, scrape
+from scraped import Samples, free_port, scrape
 
-from .watched import DEATHS, WORKERS, await_step, free_port, kill, result, start
+from .watched import DEATHS, WORKERS, await_step, kill, result, start
 
 COUNTERS = (
     "everstep_reports_total",

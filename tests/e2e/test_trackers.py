@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 NAMES = {"step", "loss", "eval/acc"}
 """Of the metrics that are numbers."""
 
+ARGUMENTS = f"callbacks=callbacks, deadlines=Deadlines(trackers_s={LIMIT_S})"
 GIVEN = """
 import atexit, os
 from everstep.integrations.mlflow import MLflowCallback
@@ -62,14 +63,16 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
     with pytest.MonkeyPatch.context() as patch:
         # MLflow asks to be told that its folders, which need no server, are meant.
         patch.setitem(os.environ, "MLFLOW_ALLOW_FILE_STORE", "true")
-        process = start(folder, "callbacks=callbacks", GIVEN)
+        process = start(folder, ARGUMENTS, GIVEN)
         try:
             await_step(folder, max(DEATHS.values()) + 5, process)
             # It writes when it has a block full, and loses what it has besides.
             wait_for(lambda: bool(history_of(folder)), "what wandb writes")
+            # Its folders are damaged for good by a kill in the middle of making a run.
+            wait_for(lambda: any(folder.glob("mlruns/*/*/metrics/loss")), "what MLflow writes")
             kill(process)
             wait_for(wandb_is_gone, "the end of the process that writes for wandb")
-            process = start(folder, "callbacks=callbacks", GIVEN)
+            process = start(folder, ARGUMENTS, GIVEN)
             await_step(folder, result(folder).metrics_history[-1]["step"] + 20, process)
             (folder / "until").touch()
             output, _ = process.communicate(timeout=LIMIT_S)
@@ -77,6 +80,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
             process.kill()
         assert process.returncode == 0, output
         assert "took over 2 workers" in output
+        assert "not logged everything" not in output
         assert "left in the environment: None" in output, "a worker would look for it"
         rows = [row["step"] for row in result(folder).metrics_history]
         assert len(rows) > len({*rows}), "steps were done again"

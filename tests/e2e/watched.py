@@ -5,9 +5,7 @@ driver.
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -30,7 +28,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from e2e import watched
-from everstep import FailureConfig, RunConfig, ScalingConfig, Trainer
+from everstep import Deadlines, FailureConfig, RunConfig, ScalingConfig, Trainer
 
 HERE = Path(__file__).parent
 {given}
@@ -94,15 +92,3 @@ def await_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
-
-
-def free_port() -> int:
-    """One that the system gives to nobody who asks for any."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as tried:
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

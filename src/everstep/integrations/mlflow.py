@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everstep.callbacks import TrainRunContext
@@ -14,6 +14,7 @@ _TAG = "everstep.run_id"
 _MOST = 1000
 """Metrics that MLflow takes at once."""
 _MOST_PARAMS = 100
+_LONGEST_PARAM = 500
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -52,6 +53,7 @@ class MLflowCallback(Tracker):
         self._client = MlflowClient(self.tracking_uri)
         run = self._found(run_context.run_id) or self._made(run_context)
         self._run_id = run.info.run_id
+        self._log_params(plain_config(run_context.train_loop_config), run.data.params)
         self._logged = {name: self._last_step(name) for name in run.data.metrics}
         return min(self._logged.values(), default=0)
 
@@ -69,15 +71,20 @@ class MLflowCallback(Tracker):
         return found[0]
 
     def _made(self, run_context: TrainRunContext) -> Any:
+        tags = {_TAG: run_context.run_id}
+        return self._client.create_run(self._experiment_id(), tags=tags, run_name=run_context.name)
+
+    def _log_params(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
+        """Those that aren't there: MLflow lets none change, and a driver may have died before this."""
         from mlflow.entities import Param
 
-        tags = {_TAG: run_context.run_id}
-        run = self._client.create_run(self._experiment_id(), tags=tags, run_name=run_context.name)
-        given = plain_config(run_context.train_loop_config).items()
-        params = [Param(_allowed(name), str(value)[:500]) for name, value in given]
+        params = [
+            Param(_allowed(name), str(value)[:_LONGEST_PARAM])
+            for name, value in config.items()
+            if _allowed(name) not in known
+        ]
         for at in range(0, len(params), _MOST_PARAMS):
-            self._client.log_batch(run.info.run_id, params=params[at : at + _MOST_PARAMS])
-        return run
+            self._client.log_batch(self._run_id, params=params[at : at + _MOST_PARAMS])
 
     def _last_step(self, name: str) -> int:
         history = self._client.get_metric_history(self._run_id, name)
