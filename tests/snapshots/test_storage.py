@@ -76,7 +76,9 @@ def test_the_agent_writes_a_state_to_storage_while_its_worker_stands_still(world
         return {*run.glob("checkpoint_*")} - {*world.checkpoints()}
 
     wait_for(unfinished, "a checkpoint that is being written")
-    (folder,) = unfinished() or {world.checkpoints()[-1]}
+    folder = max(unfinished() or world.checkpoints())
+    # The agent writes before the worker reports. A worker that is stopped in between has it committed later.
+    world.wait_for_step(1, int(folder.name.rpartition("_")[2]), ranks=1)
     worker = world.of_epoch(1)[0][-1]["pid"]
     os.kill(worker, signal.SIGSTOP)
     try:
