@@ -97,8 +97,8 @@ def _everstep(work: Path, source: Path) -> dict[str, float]:
 
 def _save(source: Path, into: Path) -> dict[str, Any]:
     """What a worker and the driver do at a report: the worker its part, the driver the manifest."""
-    from everstep.control.events import CheckpointRef
-    from everstep.storage import checkpoints, snapshots
+    from everstep.saved.checkpoints import CheckpointRef
+    from everstep.storage import checkpoints, pending_uploads
     from everstep.storage.asynchronous import ImmediateStore, complete
     from everstep.storage.store import open_store
 
@@ -114,7 +114,7 @@ def _save(source: Path, into: Path) -> dict[str, Any]:
     memory = _resident("VmHWM") - before
     assert len(manifest.files) == SHARDS, "a shard is missing"
     began = time.monotonic()
-    snapshots.take(into / "spool", str(into), share, source, keep=True)
+    pending_uploads.take(into / "spool", str(into), share, source, keep=True)
     return {"sync": sync, "stall": time.monotonic() - began, "memory": memory}
 
 

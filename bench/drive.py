@@ -70,7 +70,7 @@ def _workers(order: dict[str, Any]) -> Any:
 def _fit_everstep(loop: Any, order: dict[str, Any], folder: Path, engine: str) -> None:
     import everstep
     from everstep import CheckpointConfig, FailureConfig, MemoryConfig, RunConfig, ScalingConfig
-    from everstep.control.deadlines import Deadlines
+    from everstep.deadlines import Deadlines
     from everstep.jax import JaxTrainer
     from everstep.torch import TorchftConfig, TorchTrainer
 

@@ -69,7 +69,7 @@ def _lose_nodes(side: Side, rounds: int, options: Options) -> tuple[Sample | Non
 def _noticed(run: Path, kill: float) -> float:
     """When the journal first says that a host was lost."""
     from everstep.control.commands import FailureSeen
-    from everstep.driver import journal
+    from everstep.journal import journal
 
     return min(
         record.at

@@ -91,7 +91,7 @@ def all_stepped(drive: Drive, since: float, workers: int, when: str) -> dict[int
 def phases_of(run: Path) -> list[str]:
     """Where the time went, by Everstep's own account of each recovery."""
     from everstep.control.commands import Recovered
-    from everstep.driver import journal
+    from everstep.journal import journal
 
     found = [
         record for record in journal.read(run) if isinstance(record, Recovered) and record.cause is not None

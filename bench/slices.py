@@ -138,7 +138,7 @@ def _faults(server: ApiServer, space: str, pods: list[dict[str, Any]]) -> Iterat
 
     flapping = threading.Thread(target=flap)
     flapping.start()
-    time.sleep(10.0)  # by then there are some setbacks
+    time.sleep(10.0)  # by then there are some failures
     used["status"]["used"] = {"pods": str(len(pods) - HOSTS)}
     server.request("PATCH", f"{path}/resourcequotas/pods/status", used, _MERGE)
     try:

@@ -1,8 +1,8 @@
 """A state that is all on a GPU: what snapshots of it cost, and how soon training goes on after a kill.
 
 ``python -m bench.state_gpu [torch] [jax]`` on a machine with one GPU. One worker trains without snapshots,
-and with one about every second: the slowdown is what its steps take more, on average. Then it gets SIGKILL at
-random instants, again and again.
+and with one about every second, in turns: the slowdown is what its steps take more, on average, than in the
+turns before and after. Then it gets SIGKILL at random instants, again and again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +98,24 @@ class Run:
         return phases_of(self._drive.folder / "storage" / "run")
 
 
-def measure(framework: str, rounds: int, small: bool, seed: int) -> dict[str, Any]:
-    plain: list[float] = []
+def measure(framework: str, rounds: int, kills: int, small: bool, seed: int) -> dict[str, Any]:
+    """Without snapshots and with them in turns; after the last turn with them, the kills."""
+    plain, with_snapshots = [], []
     found: dict[str, Any] = {"framework": framework}
-    for every_s in (None, 1.0, None):
+    for turn in range(2 * rounds + 1):
+        every_s = 1.0 if turn % 2 else None
         with Run(framework, every_s, small) as run:
             took = run.step_s()
             _say(f"{framework}: a step takes {took * 1000:.2f} ms with a snapshot every {every_s} s")
-            if every_s is None:
-                plain.append(took)
-            else:
-                found["step_s"] = took
-                found["kills"] = run.kill(rounds, random.Random(seed))
-            found.setdefault("notes", []).extend(run.finish() if every_s is not None else [])
-            if every_s is None:
-                run.finish()
-    found["plain_step_s"] = plain
-    found["slowdown_percent"] = 100 * (found["step_s"] / statistics.mean(plain) - 1)
+            (plain if every_s is None else with_snapshots).append(took)
+            if turn == 2 * rounds - 1:
+                found["kills"] = run.kill(kills, random.Random(seed))
+            notes = run.finish()
+            found["notes"] = notes if every_s is not None else found.get("notes", [])
+    found["plain_step_s"], found["step_s"] = plain, with_snapshots
+    beside = [(before + after) / 2 for before, after in pairwise(plain)]
+    slower = [100 * (took / rest - 1) for took, rest in zip(with_snapshots, beside, strict=True)]
+    found["slower_percent"] = slower
     found["median_s"] = statistics.median(kill["took_s"] for kill in found["kills"])
     found["steps_lost"] = max(kill["steps_lost"] for kill in found["kills"])
     return found
@@ -126,6 +128,9 @@ def _say(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.state_gpu", description=__doc__)
     parser.add_argument("frameworks", nargs="*", metavar="FRAMEWORK", help="torch, jax; by default both")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns with snapshots, each between two without"
+    )
     parser.add_argument("--kills", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="a small state on the CPU, to try this")
     parser.add_argument("--seed", type=int, default=0)
@@ -133,12 +138,14 @@ def main() -> None:
     given = parser.parse_args()
     outcomes = []
     for framework in given.frameworks or LOOPS:
-        outcomes.append(measure(framework, given.kills, given.small, given.seed))
+        outcomes.append(measure(framework, given.rounds, given.kills, given.small, given.seed))
         found = outcomes[-1]
+        slower = sorted(found["slower_percent"])
         print(
-            f"{framework}: {found['slowdown_percent']:.2f}% slower; SIGKILL to the next step "
-            f"{found['median_s']:.3f} s (median of {len(found['kills'])}); at most {found['steps_lost']} "
-            f"steps lost, of {found['step_s'] * 1000:.1f} ms",
+            f"{framework}: {statistics.median(slower):.2f}% slower (median of {len(slower)}, "
+            f"{slower[0]:.2f} .. {slower[-1]:.2f}); SIGKILL to the next step {found['median_s']:.3f} s "
+            f"(median of {len(found['kills'])}); at most {found['steps_lost']} steps lost, of "
+            f"{found['step_s'][-1] * 1000:.1f} ms",
             flush=True,
         )
         for note in found["notes"]:

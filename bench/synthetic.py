@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from everstep.control import commands as c
-from everstep.control.failures import Budget, Failure, Kind
-from everstep.driver import journal, records
+from everstep.control.budgets import Budget
+from everstep.failures import Failure, Kind
+from everstep.journal import journal, records
 
 WALL = 1_700_000_000.0
 HOSTS_OF_A_SLICE, WORKERS_OF_A_HOST = 4, 4

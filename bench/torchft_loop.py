@@ -16,7 +16,7 @@ from torch import nn
 from torchft import Manager, Optimizer, ProcessGroupGloo
 
 from bench.steps import StepLog
-from everstep.torch.fault_tolerant import FaultTolerantDDP
+from everstep.torchft.data_parallel import FaultTolerantDDP
 
 train: Any
 if os.environ.get("EVERSTEP_BENCH_SIDE") == "ray":

@@ -30,12 +30,12 @@ from rich.table import Table
 
 import everstep
 from everstep.control.commands import PhaseChanged, Recovered
-from everstep.control.failures import Kind
-from everstep.driver import journal
-from everstep.driver.display import cause_of, phases_of
-from everstep.driver.records import Closed, Committed, Opened
-from everstep.driver.registry import LiveWorker, hosts_of, live_runs
+from everstep.failures import Kind
 from everstep.jax import JaxTrainer
+from everstep.journal import journal
+from everstep.journal.records import Closed, Committed, Opened
+from everstep.observe.display import cause_of, phases_of
+from everstep.observe.registry import LiveWorker, hosts_of, live_runs
 from everstep.testing import LocalCluster
 
 SLICES = 3  # the run takes two

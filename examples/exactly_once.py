@@ -1,6 +1,6 @@
 """The same training, whatever happens: the data is seen exactly once, in batches of one size.
 
-Trained twice on virtual hosts of this machine: undisturbed, and with five kills and two changes of the number
+Trained twice on this machine: undisturbed, and on virtual hosts with five kills and two changes of the number
 of workers. Both have the same loss at every step, up to the order in which gradients are added up.
 """
 
@@ -89,28 +89,28 @@ class Trouble(train.UserCallback):
             self.cluster.add_slice()
 
 
-def fit(name: str, storage: str, disturbed: bool) -> tuple[dict[int, float], Trouble]:
-    """The loss at each step, and what happened."""
-    with LocalCluster(slices=3) as cluster:
-        trouble = Trouble(cluster)
-        result = TorchTrainer(
-            train_fn,
-            scaling_config=train.ScalingConfig(num_workers=(2, 3), elastic_resize_monitor_interval_s=1),
-            run_config=train.RunConfig(
-                name=name,
-                storage_path=storage,
-                failure_config=train.FailureConfig(max_failures=-1),
-                callbacks=[trouble] if disturbed else [],
-            ),
-            engine=cluster,
-        ).fit()
-    return {row["step"]: row["loss"] for row in result.metrics_history}, trouble
+def fit(name: str, storage: str, workers, callbacks=(), engine="local") -> dict[int, float]:
+    """The loss at each step."""
+    result = TorchTrainer(
+        train_fn,
+        scaling_config=train.ScalingConfig(num_workers=workers, elastic_resize_monitor_interval_s=1),
+        run_config=train.RunConfig(
+            name=name,
+            storage_path=storage,
+            failure_config=train.FailureConfig(max_failures=-1),
+            callbacks=list(callbacks),
+        ),
+        engine=engine,
+    ).fit()
+    return {row["step"]: row["loss"] for row in result.metrics_history}
 
 
 if __name__ == "__main__":
     storage = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
-    undisturbed, _ = fit("undisturbed", storage, disturbed=False)
-    disturbed, trouble = fit("disturbed", storage, disturbed=True)
+    undisturbed = fit("undisturbed", storage, 3)
+    with LocalCluster(slices=3) as cluster:
+        trouble = Trouble(cluster)
+        disturbed = fit("disturbed", storage, (2, 3), [trouble], cluster)
     assert list(undisturbed) == sorted(disturbed) == list(range(SAMPLES * EPOCHS // GLOBAL_BATCH))
     furthest = max(abs(undisturbed[step] - loss) for step, loss in disturbed.items())
     killed, sizes = 5 - len(trouble.kills), " → ".join(map(str, trouble.sizes))

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 import everstep as train  # noqa: E402
 from bench.browser import Browser  # noqa: E402
-from everstep.driver.registry import live_runs  # noqa: E402
 from everstep.observe.page import static_page  # noqa: E402
+from everstep.observe.registry import live_runs  # noqa: E402
 from everstep.observe.view import RunView  # noqa: E402
 from everstep.storage.store import open_store  # noqa: E402
 from everstep.testing import LocalCluster  # noqa: E402

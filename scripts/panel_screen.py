@@ -19,8 +19,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 import everstep as train
-from everstep.driver import display as displays, live
-from everstep.driver.registry import live_runs
+from everstep.observe import display as displays, live
+from everstep.observe.registry import live_runs
 from everstep.testing import LocalCluster
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "panel.svg"

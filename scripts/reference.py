@@ -1,6 +1,7 @@
-"""Writes the reference pages of the documentation from docstrings: ``docs/api.md`` and ``docs/deadlines.md``.
+"""Writes the reference pages of the documentation from the sources: ``docs/api.md`` and ``docs/deadlines.md``
+from docstrings, and ``docs/state-machine.md`` from the table of phases.
 
-Sources are parsed, not imported: no framework has to be there, and it takes no time.
+Sources are parsed, not imported, but for that table: no framework has to be there, and it takes no time.
 ``tests/docs/test_reference.py`` compares the pages with what this writes.
 """
 
@@ -343,7 +344,33 @@ def deadlines_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"api.md": api_page, "deadlines.md": deadlines_page}
+def state_machine_page() -> str:
+    sys.path.insert(0, str(SOURCES))
+    from everstep.control.table import TRANSITIONS
+
+    rows = [(a.value, b.value, why) for (a, b), why in TRANSITIONS.items()]
+    arrows = "".join(f"    {a} --> {b}: {why}\n" for a, b, why in rows)
+    table = "".join(f"| {a} | {b} | {why} |\n" for a, b, why in rows)
+    return f"""# The phases of a run
+
+<!-- Made from src/everstep/control/table.py: make reference -->
+
+A restart takes some replica groups, or all workers, from wherever they are back to training. Restarting
+everything moves the run itself through these phases; restarting some groups moves only them, while the run
+stays `running`. Losing the lease ends a run from anywhere.
+
+```mermaid
+stateDiagram-v2
+    [*] --> new
+{arrows}    ended --> [*]
+```
+
+| from | to | when |
+| --- | --- | --- |
+{table}"""
+
+
+PAGES = {"api.md": api_page, "deadlines.md": deadlines_page, "state-machine.md": state_machine_page}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How tests are shared out among processes (``pytest -n 5``, or ``-n auto`` as ``make test`` has it).
+"""How tests are shared out among processes (``pytest -n 7``, or ``-n auto`` as ``make test`` has it).
 
 Each process has folders, ports, clusters and a mark of its own, so any two tests may run side by side. This
 is about time and memory: tests that share something costly run in one process, and long ones begin first.
@@ -15,7 +15,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 ROWS = (
-    # One Ray cluster for each of these two, one API server for each of those.
+    # One Ray cluster for each of these two, one API server for each of those. No more at once: clusters are
+    # what loads a machine most, and some of their own limits are seconds.
     ("e2e/ray/test_reserving.py", "e2e/ray/test_driver_deaths.py", "e2e/ray/test_slices.py"),
     ("e2e/ray/", "kube/test_chain.py"),
     ("kube/test_life.py", "kube/test_autoscaler.py", "kube/test_outages.py"),
@@ -28,7 +29,7 @@ fixture for all of it.
 """
 
 LONG = (
-    "sim/test_brain.py::test_fresh",
+    "sim/test_schedules.py::test_a_fixed_set",
     "e2e/test_demo.py",
     "e2e/test_examples.py",
     "parity/",
@@ -78,7 +79,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     processes have started.
     """
     chosen = config.option.keyword or config.option.lf or config.args_source is config.ArgsSource.ARGS
-    return 0 if chosen else (os.cpu_count() or 1) + 1
+    return 0 if chosen else 3 * (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from everstep.context import (
         TrainContext as TrainContext,
     )
-    from everstep.control.deadlines import (
+    from everstep.deadlines import (
         Deadlines as Deadlines,
     )
-    from everstep.datasets import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
     from everstep.driver.result import Result as Result
     from everstep.errors import (
         ConfigError as ConfigError,
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
         ValidationFn as ValidationFn,
         ValidationTaskConfig as ValidationTaskConfig,
     )
+    from everstep.worker.datasets import TRAIN_DATASET_KEY as TRAIN_DATASET_KEY
 
     from . import collective as collective
 
@@ -105,8 +105,7 @@ _HOMES = {
         "RunConfig",
         "ScalingConfig",
     ),
-    "control.deadlines": ("Deadlines",),
-    "datasets": ("TRAIN_DATASET_KEY",),
+    "deadlines": ("Deadlines",),
     "driver.result": ("Result",),
     "errors": (
         "ConfigError",
@@ -144,6 +143,7 @@ _HOMES = {
         "should_checkpoint",
     ),
     "trainer": ("Trainer",),
+    "worker.datasets": ("TRAIN_DATASET_KEY",),
 }
 _HOME_OF = {name: f"everstep.{module}" for module, names in _HOMES.items() for name in names}
 _MODULES = frozenset({"collective", "data", "jax", "testing", "torch"})

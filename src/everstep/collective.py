@@ -10,7 +10,7 @@ from typing import TypeVar
 import cloudpickle
 
 from everstep.errors import TooLargeError
-from everstep.here import current
+from everstep.process.current import current
 from everstep.protocol import framing
 
 T = TypeVar("T")

@@ -1,4 +1,6 @@
-"""Every error that a user of Everstep can meet.
+"""The errors that ``Trainer.fit()`` and the functions of Everstep raise. Those of one command or one room are
+there: ``ActionError`` (``observe.actions``), ``DataError`` (``data.errors``), ``TraceError``
+(``forecast.outages``).
 
 Errors are plain data: they pickle, they carry what was seen as fields, and their text says what to do next.
 Nothing here decides anything; who raises what, and whether it is retried, is the business of ``control`` and
@@ -13,6 +15,8 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from everstep.wording import named
 
 if TYPE_CHECKING:
     from everstep.preemption import PreemptionInfo
@@ -69,6 +73,31 @@ class RefusedAttributeError(EverstepError, AttributeError):
     """An attribute of Ray Train's that Everstep doesn't have. ``hasattr`` says so as well."""
 
 
+class CallError(EverstepError, RuntimeError):
+    """A function of Everstep's was called where, or when, it can't work."""
+
+
+class NoCheckpointError(EverstepError, RuntimeError):
+    """The run has no such checkpoint. Ray Train raises a ``RuntimeError``."""
+
+
+class CollectiveError(EverstepError, RuntimeError):
+    """A barrier or a broadcast that can't complete: ranks called different ones, or one of them is gone."""
+
+
+EQUALLY_OFTEN = (
+    "Every rank must call report() equally often, with checkpoint=None where it has nothing to save"
+)
+
+
+class UnequalReportsError(EverstepError, RuntimeError):
+    """A rank has waited too long (``Deadlines.report_wait_s``) for reports of other ranks."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, EQUALLY_OFTEN)
+        self.args = (message,)
+
+
 class TrainingFailedError(EverstepError):
     """``fit()`` ended without a result. Its first line is the first cause."""
 
@@ -106,7 +135,7 @@ class WorkerError(EverstepError):
     @property
     def signal_name(self) -> str | None:
         """``"SIGKILL"``, for example; ``None`` if no signal ended it."""
-        return None if self.signal is None else _signal_name(self.signal)
+        return None if self.signal is None else signal_name(self.signal)
 
 
 class WorkerGroupError(TrainingFailedError):
@@ -167,12 +196,13 @@ class PreemptionError(TrainingFailedError):
     """Hosts were taken away, and ``FailureConfig(max_preemption_failures=…)`` is spent."""
 
     def __init__(self, preemption_info: PreemptionInfo, drain_timed_out: bool = False) -> None:
-        ranks = ", ".join(map(str, preemption_info.preempted_ranks)) or "none"
+        gone = preemption_info.preempted_ranks
+        ranks = named("rank", gone) if gone else "no ranks"
         ended = (
             "the deadline passed with workers still running" if drain_timed_out else "the workers had ended"
         )
         super().__init__(
-            f"Training was preempted (ranks {ranks}; {ended}), and the preemption budget is spent.",
+            f"Training was preempted ({ranks}; {ended}), and the preemption budget is spent.",
             "Raise FailureConfig(max_preemption_failures=…), or -1 for no limit, and run it again to resume.",
         )
         self.preemption_info = preemption_info
@@ -304,7 +334,8 @@ class LostSnapshotError(EverstepError):
         self.args = (rank, problem)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGKILL``, for example."""
     try:
         return signals.Signals(number).name
     except ValueError:  # real-time signals have no name of their own
@@ -313,7 +344,7 @@ def _signal_name(number: int) -> str:
 
 def _how_it_ended(exit_code: int | None, signal: int | None) -> str:
     if signal is not None:
-        return f"was killed by {_signal_name(signal)}"
+        return f"was killed by {signal_name(signal)}"
     if exit_code is not None:
         return f"exited with code {exit_code}"
     return "failed"

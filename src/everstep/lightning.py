@@ -3,28 +3,46 @@
 The names that begin with ``Ray``, and ``prepare_trainer``, have Ray Train's meanings. ``ReportCallback``,
 ``ResumableLoader`` and ``newest_checkpoint`` are what we would use ourselves: they save as often as is
 wanted, and go on in the middle of a pass.
+
+Lightning comes as two packages with the same content, whose classes don't mix: ``lightning`` and
+``pytorch_lightning``. What is here is made of the one that the script has imported, or else of the one that
+is installed; ``lightning`` where that leaves a choice.
 """
 
 from __future__ import annotations
 
+import importlib
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
 import everstep
-from everstep.cadence import SaveCadence
 from everstep.checkpoint import CheckpointUploadMode
 from everstep.errors import ConfigError
 from everstep.torch import get_device
 from everstep.torch.resumable import ResumableLoader
+from everstep.worker.save_cadence import SaveCadence
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+else:
+    _other = "pytorch_lightning"
+    _imported = _other in sys.modules and "lightning.pytorch" not in sys.modules
+    _alone = find_spec("lightning") is None and find_spec(_other) is not None
+    _package = _other if _imported or _alone else "lightning.pytorch"
+    pl = importlib.import_module(_package)
+    LightningEnvironment = importlib.import_module(f"{_package}.plugins.environments").LightningEnvironment
+    _strategies = importlib.import_module(f"{_package}.strategies")
+    DDPStrategy, FSDPStrategy = _strategies.DDPStrategy, _strategies.FSDPStrategy
 
 __all__ = [
     "RayDDPStrategy",
@@ -142,6 +160,17 @@ def _set_random_states(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
+def _count_pass_as_begun(trainer: pl.Trainer) -> None:
+    """From a checkpoint of a pass's last batch, Lightning goes on with the next pass and doesn't count that
+    as begun. Checkpoints in the middle of it would be taken for ones between two passes.
+    """
+    progress = trainer.fit_loop.epoch_progress
+    is_over = progress.current.completed == progress.current.ready
+    if getattr(trainer.fit_loop, "restarted_mid_epoch", False) and is_over:
+        progress.increment_ready()
+        progress.increment_started()
+
+
 class RayTrainReportCallback(pl.Callback):  # type: ignore[misc]
     """Saves and reports at the end of every pass.
 
@@ -164,8 +193,9 @@ class RayTrainReportCallback(pl.Callback):  # type: ignore[misc]
 
 
 class ReportCallback(pl.Callback):  # type: ignore[misc]
-    """Saves and reports every so many steps or seconds, and whenever Everstep would like it to: before a
-    machine is taken away, a resize, a stop. After a restart, random generators go on where they were.
+    """Saves and reports every so many steps or seconds, at the end of training, and whenever Everstep would
+    like it to: before a machine is taken away, a resize, a stop. After a restart, random generators go on
+    where they were.
 
     Args:
         every_steps: Optimizer steps between two checkpoints.
@@ -185,20 +215,15 @@ class ReportCallback(pl.Callback):  # type: ignore[misc]
         self._cadence = SaveCadence(every_steps, every_s)
         self._mode = checkpoint_upload_mode
         self._step = -1
-        self._random: dict[str, Any] | None = None
+        self._saved = -1
+        """The step of the last save, or that at which training began here."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._step = trainer.global_step
+        self._step = self._saved = trainer.global_step
+        _count_pass_as_begun(trainer)
         saved = _random_file(Path(trainer.ckpt_path).parent) if trainer.ckpt_path else None
         if saved is not None and saved.is_file():
-            self._random = torch.load(saved, weights_only=False)
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self._random is not None:  # not before the loader has drawn its order
-            _set_random_states(self._random)
-            self._random = None
+            _set_random_states(torch.load(saved, weights_only=False))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -208,6 +233,11 @@ class ReportCallback(pl.Callback):  # type: ignore[misc]
         self._step = trainer.global_step
         due = self._cadence.is_due(self._step)
         if everstep.should_checkpoint() or due:
+            self._saved = self._step
+            _save(trainer, self._mode)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step != self._saved:
             _save(trainer, self._mode)
 
 

@@ -14,11 +14,12 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from everstep.backend.base import Backend, NoBackend
 from everstep.config import RunConfig, ScalingConfig
-from everstep.datasets import checked_datasets
 from everstep.driver.result import Result
-from everstep.errors import ConfigError, RefusedError
+from everstep.engine.choice import NAMES
+from everstep.errors import ConfigError, EverstepError, RefusedError
 from everstep.refusals import refuse_arguments
 from everstep.validation import ValidationConfig
+from everstep.worker.datasets import checked_datasets
 
 logger = logging.getLogger("everstep")
 
@@ -28,7 +29,6 @@ Config = TypeVar("Config")
 
 TakesConfig = Literal["always", "if given", "never"]
 
-_ENGINES = ("auto", "local", "ray")
 _FUNCTION = "Trainer.train_loop_per_worker"
 
 
@@ -100,22 +100,35 @@ class Trainer:
         """Train, recover from what fails, and give what came of it.
 
         Raises ``TrainingFailedError``, with the first cause in its first line, when a budget is spent or the
-        cause is one that no retry can cure.
+        cause is one that no retry can fix.
         """
+        from everstep.agent.script import is_script_here
         from everstep.driver.run import RunSpec, run_training
 
-        return run_training(
-            RunSpec(
-                train_fn=self.train_loop_per_worker,
-                train_loop_config=self.train_loop_config,
-                datasets=self.datasets,
-                backend=self.backend(),
-                scaling=self.scaling_config,
-                run=self.run_config,
-                engine=self.engine,
-                validation=self.validation_config,
+        name = type(self).__name__
+        if is_script_here() and self.scaling_config.num_workers != 0:
+            raise ConfigError(
+                f"{name}.fit() is called in a worker of `everstep run`, where each worker would start a run "
+                "of its own.",
+                "Start the script with plain `python`: the trainer starts its workers itself, as many as "
+                "ScalingConfig.num_workers says.",
+                f"{name}.fit",
             )
+        spec = RunSpec(
+            train_fn=self.train_loop_per_worker,
+            train_loop_config=self.train_loop_config,
+            datasets=self.datasets,
+            backend=self.backend(),
+            scaling=self.scaling_config,
+            run=self.run_config,
+            engine=self.engine,
+            validation=self.validation_config,
         )
+        try:
+            return run_training(spec)
+        except EverstepError as error:
+            # It says all there is to say: where in Everstep it was raised would push that off the screen.
+            raise error.with_traceback(None) from error.__cause__
 
     @classmethod
     def restore(cls, *args: object, **kwargs: object) -> NoReturn:
@@ -212,17 +225,19 @@ def _checked_config(owner: str, name: str, given: object, kind: type[Config]) ->
 
 
 def _checked_engine(engine: object) -> object:
-    if isinstance(engine, str) and engine not in _ENGINES:
-        close = difflib.get_close_matches(engine, _ENGINES, n=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else "Use 'auto', 'local' or 'ray'."
+    *others, last = NAMES
+    any_of = ", ".join(map(repr, others))
+    if isinstance(engine, str) and engine not in NAMES:
+        close = difflib.get_close_matches(engine, NAMES, n=1)
+        remedy = f"Did you mean {close[0]!r}?" if close else f"Use {any_of} or {last!r}."
         raise ConfigError(
-            f"Trainer.engine is {engine!r}, expected 'auto', 'local', 'ray' or an engine.",
+            f"Trainer.engine is {engine!r}, expected {any_of}, {last!r} or an engine.",
             remedy,
             "Trainer.engine",
         )
     if engine is None or isinstance(engine, type):
         raise ConfigError(
-            f"Trainer.engine is {engine!r}, expected 'auto', 'local', 'ray' or an engine.",
+            f"Trainer.engine is {engine!r}, expected {any_of}, {last!r} or an engine.",
             "Leave it out, or give an instance: everstep.testing.LocalCluster(…).",
             "Trainer.engine",
         )

@@ -13,13 +13,13 @@ from everstep.checkpoint import (
     ReportedCheckpoint,
 )
 from everstep.context import TrainContext
-from everstep.control.vitals import Stage
 from everstep.errors import ConfigError
-from everstep.here import current
-from everstep.session import Session
+from everstep.health.vitals import Stage
+from everstep.process.current import current
 from everstep.snapshots.content import Restorable
-from everstep.uploading import kind_of
 from everstep.validation import BY_DEFAULT, ValidationTaskConfig
+from everstep.worker.session import Session
+from everstep.worker.uploads import kind_of
 
 if TYPE_CHECKING:
     from everstep.preemption import PreemptionInfo
@@ -57,10 +57,12 @@ def report(
     asked = _asked(validation, checkpoint, session) if validation is not False else b""
     if checkpoint is not None:
         _check_kind("checkpoint", checkpoint, Checkpoint)
+    if checkpoint_dir_name is not None and not isinstance(checkpoint_dir_name, str):
+        raise _other_kind("checkpoint_dir_name", checkpoint_dir_name, "a text")
     _check_kind("checkpoint_upload_mode", checkpoint_upload_mode, CheckpointUploadMode)
     if checkpoint_upload_fn is not None and not callable(checkpoint_upload_fn):
         raise _other_kind("checkpoint_upload_fn", checkpoint_upload_fn, "a function")
-    session.report(
+    session.reporting.report(
         metrics,
         checkpoint,
         checkpoint_dir_name,
@@ -139,7 +141,7 @@ def get_checkpoint() -> Checkpoint | None:
     report, on every rank, also on those that had nothing to save: it waits for the other ranks to make the
     same report. Uploads in the background aren't waited for.
     """
-    return current("get_checkpoint").checkpoint()
+    return current("get_checkpoint").restoring.checkpoint()
 
 
 def get_context() -> TrainContext:
@@ -175,14 +177,14 @@ def get_all_reported_checkpoints(
             "get_all_reported_checkpoints.consistency_mode",
         )
     validated = consistency_mode is CheckpointConsistencyMode.VALIDATED
-    return current("get_all_reported_checkpoints").reported(validated, timeout_s)
+    return current("get_all_reported_checkpoints").restoring.reported(validated, timeout_s)
 
 
 def should_checkpoint() -> bool:
     """Whether Everstep would like a checkpoint now: before a resize, a preemption, a stop."""
-    return bool(current("should_checkpoint").want_checkpoint.ask())
+    return bool(current("should_checkpoint").values.want_checkpoint.ask())
 
 
 def get_preemption_info() -> PreemptionInfo | None:
     """What is known of machines that will be taken away, or None."""
-    return current("get_preemption_info").preemption.ask()
+    return current("get_preemption_info").values.preemption.ask()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from everstep.errors import ConfigError
-from everstep.metrics import encode_metrics
+from everstep.protocol.metrics import encode_metrics
 
 if TYPE_CHECKING:
     from everstep.checkpoint import Checkpoint
@@ -134,7 +134,7 @@ def _checked_arguments(given: object) -> dict[str, Any]:
         raise TypeError(
             f"a {type(given).__name__}" if not isinstance(given, dict) else "its keys aren't text"
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"ValidationTaskConfig.fn_kwargs can't be kept with the checkpoint: {error}",
             "give a dict of what JSON can hold: text, numbers, lists and dicts",

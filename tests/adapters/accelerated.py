@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import everstep
 
-from .notes import SAMPLES
+from .notes import SAMPLES, is_killed_at
 
 BATCH = 4
 
@@ -53,5 +53,5 @@ def train(config: dict[str, Any]) -> None:
                 Path(folder, "step").write_text(str(step))
                 saved = everstep.Checkpoint(folder)
             everstep.report({"step": step}, checkpoint=saved)
-            if step == config["kill_at"] and context.get_attempt() == 1 and context.get_world_rank() == 1:
+            if is_killed_at(config, step):
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import everstep
-from everstep import lightning as adapter
 
-from .notes import disturb_save, disturbance
+from .notes import LIGHTNING_PACKAGE, disturb_save, disturbance, is_killed_at
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+else:
+    pl = importlib.import_module(os.environ.get(LIGHTNING_PACKAGE, "lightning.pytorch"))
+
+from everstep import lightning as adapter
 
 SAMPLES = 48
 
@@ -39,11 +45,11 @@ class DisturbsSave:
 
 
 class Noting(pl.LightningModule):
-    def __init__(self, notes: Path, kill_at: int | None, disturb_saves: bool) -> None:
+    def __init__(self, notes: Path, config: dict[str, Any]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
-        self.notes, self.kill_at, self.disturb_saves = notes, kill_at, disturb_saves
+        self.notes, self.config = notes, config
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         points, numbers = batch
@@ -54,11 +60,12 @@ class Noting(pl.LightningModule):
         return loss
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
-        if self.global_step == self.kill_at and everstep.get_context().get_attempt() == 1:
+        if is_killed_at(self.config, self.global_step):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.disturb_saves and self.global_rank == 0 and disturbance(self.global_step) is not None:
+        disturbed = self.config["disturb_saves"] and self.global_rank == 0
+        if disturbed and disturbance(self.global_step) is not None:
             checkpoint["disturbing"] = DisturbsSave(self.global_step)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -77,7 +84,11 @@ def train(config: dict[str, Any]) -> None:
         num_nodes=1,
         strategy=adapter.RayDDPStrategy() if workers > 1 else "auto",
         plugins=[adapter.RayLightningEnvironment()],
-        callbacks=[adapter.RayTrainReportCallback() if ray else adapter.ReportCallback(every_steps=2)],
+        callbacks=[
+            adapter.RayTrainReportCallback()
+            if ray
+            else adapter.ReportCallback(every_steps=config["every_steps"])
+        ],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -86,11 +97,7 @@ def train(config: dict[str, Any]) -> None:
     )
     if workers > 1:
         trainer = adapter.prepare_trainer(trainer)
-    model = Noting(
-        Path(config["notes"], f"{rank}-{context.get_attempt()}"),
-        config["kill_at"] if rank == workers - 1 else None,
-        config["disturb_saves"],
-    )
+    model = Noting(Path(config["notes"], f"{rank}-{context.get_attempt()}"), config)
     torch.manual_seed(1 + rank)
     batches = loader(Points(), batch_size=4, shuffle=True)
     with adapter.newest_checkpoint() as path:

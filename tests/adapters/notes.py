@@ -13,6 +13,8 @@ from everstep import FailureConfig, Result, RunConfig, ScalingConfig, get_contex
 from everstep.torch import TorchTrainer
 
 SAMPLES = 48
+LIGHTNING_PACKAGE = "EVERSTEP_TEST_LIGHTNING_PACKAGE"
+"""The environment variable that names the one of Lightning's two packages to train with."""
 
 Row = tuple[str, tuple[int, ...]]
 """The loss, and the numbers of the samples."""
@@ -32,6 +34,13 @@ def trained_on(folder: Path) -> dict[tuple[int, int], Row]:
 def first_step(folder: Path, attempt: int) -> int:
     """Of rank 0 in this attempt."""
     return int((folder / "notes" / f"0-{attempt}").read_text().split()[0])
+
+
+def is_killed_at(config: dict[str, Any], step: int) -> bool:
+    """Whether this worker, the last one, is killed at this step of this attempt."""
+    context = get_context()
+    kill_at = config["kill_at"][context.get_attempt() - 1 :][:1]
+    return context.get_world_rank() == context.get_world_size() - 1 and [*kill_at] == [step]
 
 
 def disturbance(step: int) -> Literal["killed", "disk full"] | None:
@@ -54,11 +63,12 @@ def fit(
     folder: Path,
     *,
     workers: int = 2,
-    kill_at: int | None = None,
+    kill_at: tuple[int, ...] = (),
     ray: bool = False,
     disturb_saves: bool = False,
+    every_steps: int = 2,
 ) -> Result:
-    """``ray``: with Ray Train's names. ``kill_at``: the step at which a worker is killed once."""
+    """``ray``: with Ray Train's names. ``kill_at``: the steps at which a worker is killed, one an attempt."""
     (folder / "notes").mkdir(parents=True)
     return TorchTrainer(
         train,
@@ -68,6 +78,7 @@ def fit(
             "kill_at": kill_at,
             "ray": ray,
             "disturb_saves": disturb_saves,
+            "every_steps": every_steps,
         },
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(

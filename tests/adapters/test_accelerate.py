@@ -13,7 +13,7 @@ def test_a_killed_loop_of_accelerates_goes_on_in_the_middle_of_a_pass_as_if_noth
     from .accelerated import train  # not where tests are collected: it takes seconds
 
     fit(train, tmp_path / "whole")
-    result = fit(train, tmp_path / "killed", kill_at=3)
+    result = fit(train, tmp_path / "killed", kill_at=(3,))
     assert result.metrics == {"step": 12}
     whole = trained_on(tmp_path / "whole")
     assert trained_on(tmp_path / "killed") == whole

@@ -20,23 +20,34 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Row
 
 
 @pytest.mark.parametrize("ray", [False, True], ids=["our names", "names of Ray Train"])
-def test_a_killed_trainer_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_happened(
+def test_a_trainer_killed_in_the_middle_and_at_the_end_of_a_pass_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, ray: bool, whole: dict[tuple[int, int], Row]
 ) -> None:
     from transformers import GPT2LMHeadModel  # not where tests are collected: it takes seconds
 
     from .tuned import fine_tune
 
-    result = fit(fine_tune, tmp_path / "killed", kill_at=3, ray=ray)
+    result = fit(fine_tune, tmp_path / "killed", kill_at=(3, 7), ray=ray)
     assert result.metrics is not None
     assert result.metrics["step"] == 12
     assert trained_on(tmp_path / "killed") == whole
     seen = [number for _, numbers in whole.values() for number in numbers]
     assert sorted(seen) == sorted([*range(SAMPLES)] * 2), "each sample once in each of two passes"
-    assert first_step(tmp_path / "killed", attempt=2) == 2, "saved last before the kill"
+    assert first_step(tmp_path / "killed", attempt=2) == 2, "saved last before the first kill"
+    assert first_step(tmp_path / "killed", attempt=3) == 6, "saved last before the second one"
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as saved:
         assert GPT2LMHeadModel.from_pretrained(f"{saved}/checkpoint").config.n_embd == 8
+
+
+def test_the_end_of_training_is_saved_however_rarely_it_saves_otherwise(tmp_path: Path) -> None:
+    from .tuned import fine_tune
+
+    result = fit(fine_tune, tmp_path / "short", every_steps=1000)
+    assert result.checkpoint is not None
+    assert result.metrics is not None
+    assert result.metrics["step"] == 12
+    assert len(result.best_checkpoints) == 1, "once"
 
 
 def test_a_save_that_is_killed_or_finds_the_disk_full_costs_only_itself(

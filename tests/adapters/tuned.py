@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 import everstep
 from everstep.huggingface import transformers as adapter
 
-from .notes import disturb_save
+from .notes import disturb_save, is_killed_at
 
 SAMPLES, LENGTH = 48, 8
 
@@ -54,11 +54,11 @@ class Noting(Trainer):
 
 
 class KillAt(TrainerCallback):
-    def __init__(self, step: int | None) -> None:
-        self.step = step
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step and everstep.get_context().get_attempt() == 1:
+        if is_killed_at(self.config, state.global_step):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -79,12 +79,12 @@ def fine_tune(config: dict[str, Any]) -> None:
             remove_unused_columns=False,
         ),
         train_dataset=Words(),
-        callbacks=[KillAt(config["kill_at"] if rank == 1 else None)],
+        callbacks=[KillAt(config)],
     )
     trainer.disturb_saves = config["disturb_saves"]
     trainer.notes = Path(config["notes"], f"{rank}-{everstep.get_context().get_attempt()}")
     if not config["ray"]:
-        adapter.train(trainer, every_steps=2)
+        adapter.train(trainer, every_steps=config["every_steps"])
         return
     trainer.add_callback(adapter.RayTrainReportCallback())
     trainer = adapter.prepare_trainer(trainer)

@@ -5,17 +5,28 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from everstep.agent.memory import PACKETS, Memory, MemoryLine, WorkersMemory, shortage
-from everstep.control.snapshots import At
+from everstep.saved.snapshots import At
+from everstep.snapshots.segments import Slot
 from everstep.storage.checkpoints import Share
 
 LIMIT_S = 30.0
 SHARE = Share("checkpoint_0001_000001", 0, 1, 1, metrics=b"m" * (1 << 20))
 SIZES = {"state": 1 << 16}
+
+
+class NoPeers:
+    """The only host."""
+
+    def find(self, rank: int, at: At, files: list[str], answer: Callable[[Slot | None, str], None]) -> None:
+        answer(None, "is not there")
+
+    def restored(self) -> None:
+        pass
 
 
 class Agent:
@@ -37,7 +48,7 @@ class Agent:
             self.memory.read(0, number)
             self.asked.append((number, share, held))
 
-        self.do(lambda: self.lines.append(MemoryLine(0, ours, self.memory, fraction, store)))
+        self.do(lambda: self.lines.append(MemoryLine(0, ours, self.memory, fraction, store, NoPeers())))
         return WorkersMemory(theirs)
 
     def do(self, work: object) -> None:
@@ -50,7 +61,7 @@ class Agent:
 
     def finish(self, number: int) -> None:
         """What was to be stored is."""
-        self.do(lambda: self.memory.release(0, self.memory.of(0)[number]))
+        self.do(lambda: self.memory.release(self.memory.of(0)[number]))
         for line in self.lines:
             self.do(lambda line=line: line.stored(number))
 
@@ -73,7 +84,7 @@ def agent() -> Iterator[Agent]:
 def test_slots_outlive_the_worker_that_had_them(agent: Agent) -> None:
     ((number, slot),) = agent.worker().new_slots(SIZES, 1, needed=False)
     slot.files["state"].map()[:4] = b"abcd"
-    slot.finish(At(1, 7), 2, b"notes", b"d" * 32)
+    slot.finish(At(1, 7), 2, b"notes", {"state": b"d" * 32})
     slot.close()
     ((again, found),) = agent.worker().old_slots()
     assert (again, found.notes, found.files["state"].map()[:4]) == (number, b"notes", b"abcd")
@@ -104,7 +115,7 @@ def test_a_slot_that_is_dropped_while_it_is_stored_stays_until_then(agent: Agent
     agent.do(lambda: agent.memory.read(0, number))
     agent.do(agent.memory.clear)
     assert held.size == 1 << 16
-    agent.do(lambda: agent.memory.release(0, held))
+    agent.do(lambda: agent.memory.release(held))
     with pytest.raises(OSError, match="Bad file descriptor"):
         _ = held.size
     slot.close()
@@ -128,9 +139,7 @@ def test_a_slot_without_which_nothing_can_be_saved_is_given_in_any_case(agent: A
 def test_memory_that_was_promised_and_is_not_in_use_yet_counts(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep.kernel.memory", lambda: (50 << 20, 100 << 20))
+    monkeypatch.setattr("everstep.process.kernel.memory", lambda: (50 << 20, 100 << 20))
     assert shortage(30 << 20, agent.memory, 1.0) == ""
     agent.do(lambda: agent.memory.make(0, {"state": 20 << 20}))
-    assert "0.0 GiB needed, and 0.0 GiB of the host's 0.1 GiB are free" in shortage(
-        30 << 20, agent.memory, 1.0
-    )
+    assert "30 MiB needed, and 30 MiB of the host's 100 MiB are free" in shortage(30 << 20, agent.memory, 1.0)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep import kernel
 from everstep.agent.host import READY, SOCKET
+from everstep.process import kernel
 from processes import LIMIT_S, alive, wait_for
 
 

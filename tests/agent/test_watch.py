@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from everstep import kernel
 from everstep.agent.watch import Watched
 from everstep.backend.base import Member
-from everstep.control.vitals import StackPlace, Stage, Vitals
+from everstep.health.vitals import StackPlace, Stage, Vitals
+from everstep.process import kernel
 from everstep.protocol import stacks, wire
 from everstep.protocol.progress import Page, Progress, Seen, shared_memory
 from everstep.topology.placement import Assignment
@@ -107,6 +107,19 @@ def test_what_has_been_quiet_before_is_known_as_usual(page: Page, idle: int) -> 
     assert found.quiet_s < 1.0
     assert found.usual_s == pytest.approx(6.0, abs=0.5)
     assert found.lull_s >= 4.0
+
+
+def test_steps_that_are_quicker_than_an_agent_looks_are_known_by_their_number(page: Page, idle: int) -> None:
+    watched, progress = Watched(page), Progress(Page(os.dup(page.fd)))
+    progress.reported()
+    look(watched, idle, 9)
+    assert vitals(watched).step_s == 0.0, "the first says nothing of those after it"
+    for steps in (1, 20, 20):
+        for _ in range(steps):
+            progress.reported()
+        look(watched, idle)
+    look(watched, idle, 5)
+    assert vitals(watched).step_s == pytest.approx(0.05, abs=0.01)
 
 
 def test_time_without_a_processor_is_not_silence(

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from hypothesis import given, strategies as st
 
-from everstep.protocol import framing, template_words, wire, words
+from everstep.protocol import framing, memory_words, template_words, wire, words
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 97), min_size=1))
@@ -50,6 +50,8 @@ DECODERS = {
     words.AnyToWorker: words.to_worker,
     template_words.AnyOrder: template_words.order,
     template_words.AnyWord: template_words.word,
+    memory_words.AnyRequest: memory_words.memory_request,
+    memory_words.Slots | memory_words.Stored: memory_words.memory_answer,
 }
 MESSAGES = [
     pytest.param(decoder, kind, id=kind.__name__)
@@ -102,6 +104,21 @@ def test_every_message_can_be_read_back(decoder: msgspec.msgpack.Decoder[Any], k
     back = decoder.decode(body)
     assert type(back) is kind
     assert back == message
+
+
+def test_every_kind_of_message_is_among_these() -> None:
+    tried = {param.values[1] for param in MESSAGES}
+    for module in (wire, words, template_words, memory_words):
+        tagged = {
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type)
+            and issubclass(kind, msgspec.Struct)
+            and kind.__module__ == module.__name__
+            and kind.__struct_config__.tag is not None
+            and not kind.__subclasses__()
+        }
+        assert tagged - tried == set(get_args(words.AnyValue) if module is words else ())
 
 
 def test_a_loss_that_is_not_a_number_can_be_read_back() -> None:

@@ -48,8 +48,9 @@ def returned(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.get("returned") for outcome in outcomes]
 
 
-def test_thirty_groups_in_a_row_meet_and_leave_nothing_behind(warm: Template) -> None:
-    for _ in range(30):
+@pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.soak)])
+def test_groups_in_a_row_meet_and_leave_nothing_behind(warm: Template, count: int) -> None:
+    for _ in range(count):
         outcomes = warm.run("one_step", world_size=4)
         assert returned(outcomes) == [10.0] * 4
         assert [outcome.log for outcome in outcomes] == [""] * 4

@@ -1,20 +1,22 @@
-"""What Everstep cures in torchft's quorums, against torchft's own lighthouse and manager servers."""
+"""What Everstep fixes in torchft's quorums, against torchft's own lighthouse and manager servers."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from everstep.backend import torchft
-from everstep.backend.torchft import TorchftBackend, TorchftConfig, cured, meet_in_bounded_time
+from everstep.torchft import backend as torchft_backend
+from everstep.torchft.backend import TorchftBackend, TorchftConfig, meet_in_bounded_time, patched
+from everstep.torchft.server import OPTIONS
 from processes import wait_for
 
 _PATIENCE = timedelta(seconds=60)
@@ -25,7 +27,7 @@ def lighthouse(port: int = 0) -> Iterator[int]:
     """Gives its port. Who has asked it once counts as there."""
     from torchft._torchft import LighthouseServer
 
-    server = LighthouseServer(f"127.0.0.1:{port}", 1, 100, 100, heartbeat_timeout_ms=600_000)
+    server = LighthouseServer(f"127.0.0.1:{port}", **{**OPTIONS, "heartbeat_timeout_ms": 600_000})
     try:
         yield int(server.address().rpartition(":")[2])
     finally:
@@ -49,7 +51,7 @@ class Group:
             connect_timeout=_PATIENCE,
             quorum_retries=1_000_000,
         )
-        client = cured(ManagerClient, size)
+        client = patched(ManagerClient, size)
         self.ranks = [client(self.server.address(), connect_timeout=_PATIENCE) for _ in range(size)]
         self._threads = ThreadPoolExecutor(size)
         self._asked = 0
@@ -125,6 +127,22 @@ def test_who_missed_a_quorum_of_a_new_lighthouse_meets_where_the_others_do(group
         assert now.quorum_id == same.quorum_id != first.quorum_id
 
 
+def test_a_group_that_missed_a_step_makes_nobody_else_miss_the_next(groups: list[Group]) -> None:
+    with lighthouse() as port:
+        groups.append(a := Group("a", 1, port))
+        a.ask(0)[0].result()
+        groups.append(b := Group("b", 1, port))
+        together(a, 0, b.ask(0))
+        groups.append(c := Group("c", 1, port))
+        (late,) = c.ask(0)
+        wait_for(lambda: c._heard(0), "its request")
+        time.sleep(0.3)  # the others' step, in which it waits
+        (first,) = b.ask(1)
+        assert not wait([first], timeout=0.3).done, "a has not asked"
+        (last,) = a.ask(1)
+        assert [len(asked.result().replica_ids) for asked in (late, first, last)] == [3, 3, 3]
+
+
 def test_a_group_of_which_one_rank_did_not_get_its_state_heals_again(groups: list[Group]) -> None:
     with lighthouse() as port:
         groups.append(source := Group("source", 1, port))
@@ -170,7 +188,7 @@ def test_a_member_that_dies_before_the_others_have_met_it_is_not_waited_for_as_l
         nobody = free.getsockname()[1]
     group = Gloo(timeout=timedelta(hours=1))
     with monkeypatch.context() as soon:
-        soon.setattr(torchft, "MEETING_S", 0.2)
+        soon.setattr(torchft_backend, "MEETING_S", 0.2)
         for where in (f"{store.port}/with-somebody-dead", f"{nobody}/whose-store-died-with-it"):
             with pytest.raises(DistError):
                 group.configure(f"127.0.0.1:{where}", "a", 0, 2)
@@ -182,7 +200,7 @@ def test_a_member_that_dies_before_the_others_have_met_it_is_not_waited_for_as_l
 LEADER = """
 import signal, sys
 from datetime import timedelta
-from everstep.backend.lighthouse import load_extension
+from everstep.torchft.server import load_extension
 
 torchft, patience = load_extension(), timedelta(seconds=60)
 manager = torchft.ManagerServer(

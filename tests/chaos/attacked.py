@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -11,7 +13,11 @@ from typing import Any
 
 import everstep
 from everstep import Checkpoint, CheckpointConfig, Deadlines, FailureConfig, RunConfig, ScalingConfig, Trainer
-from everstep.driver.lease import take
+from everstep.engine.local.own_host import OwnHost
+from everstep.journal.lease import take
+
+STEP_S = 0.1
+"""Between checkpoints: writing one takes several processes, and S3 one of its own."""
 
 
 def train(config: dict[str, Any]) -> int:
@@ -39,8 +45,22 @@ def train(config: dict[str, Any]) -> int:
     return step
 
 
+def sleep_before_the_host_starts() -> None:
+    """The process is stopped at that very moment, once it has the run."""
+    start = OwnHost.start
+
+    async def stopped_start(host: OwnHost) -> None:
+        OwnHost.start = start  # type: ignore[method-assign]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        await start(host)
+
+    OwnHost.start = stopped_start  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
+    if settings.get("sleeps_before_its_host"):
+        sleep_before_the_host_starts()
     # Compactions in every run, also in a short one.
     take.__kwdefaults__["compact_after"] = settings.get("compact_after", 5)
     Trainer(
@@ -49,7 +69,7 @@ if __name__ == "__main__":
             "scratch": settings["scratch"],
             "savers": settings.get("savers", [0, 1]),
             "steps": settings.get("steps", 1_000_000),
-            "step_s": settings.get("step_s", 0.02),
+            "step_s": settings.get("step_s", STEP_S),
             "payload": settings.get("payload", 0),
         },
         scaling_config=ScalingConfig(num_workers=2),
@@ -57,7 +77,7 @@ if __name__ == "__main__":
             name=settings["name"],
             storage_path=settings["storage_path"],
             storage_options=settings.get("storage_options"),
-            failure_config=FailureConfig(max_failures=-1),
+            failure_config=FailureConfig(max_failures=settings.get("max_failures", -1)),
             checkpoint_config=CheckpointConfig(
                 num_to_keep=settings.get("keep"),
                 checkpoint_score_attribute="score" if settings.get("keep") else None,

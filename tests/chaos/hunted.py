@@ -44,7 +44,7 @@ def train(config: dict[str, Any]) -> None:
             delete_local_checkpoint_after_upload=True,
         )
         uploading.unlink()
-        time.sleep(0.1)
+        time.sleep(0.5)  # every look at the run reads all of its journal
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from everstep import kernel
-from everstep.driver import journal
-from everstep.driver.history import read_history
-from everstep.driver.registry import live_runs
 from everstep.errors import StorageError
+from everstep.journal import journal
+from everstep.journal.history import read_history
+from everstep.observe.registry import live_runs
+from everstep.process import kernel
 from everstep.storage.restore import verify
 from everstep.storage.store import Store, open_store
 from processes import ours, wait_for

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from everstep import kernel
-from everstep.driver.history import read_history
-from everstep.driver.registry import hosts_of, live_runs
+from everstep.journal.history import read_history
+from everstep.observe.registry import hosts_of, live_runs
+from everstep.process import kernel
 from everstep.storage.restore import verify
 from everstep.storage.store import Store, open_store
 from processes import ours, wait_for
@@ -29,9 +29,9 @@ from storage.server import S3Server
 TARGETS = ("driver", "agent", "worker", "uploading worker", "everything")
 
 
-@pytest.fixture(params=["folder", "s3"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    if request.param == "folder":
+@pytest.fixture
+def storage(place: str, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    if place == "folder":
         yield {"storage_path": str(tmp_path / "runs"), "storage_options": None}
         return
     with S3Server() as server:
@@ -74,9 +74,16 @@ LEG = 25
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("deaths", [6, pytest.param(250, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("place", "deaths"),
+    [
+        ("folder", len(TARGETS)),
+        ("s3", 2),
+        *(pytest.param(place, 250, marks=pytest.mark.soak) for place in ("folder", "s3")),
+    ],
+)
 def test_no_committed_checkpoint_is_lost_or_torn(
-    storage: dict[str, Any], deaths: int, tmp_path: Path
+    storage: dict[str, Any], place: str, deaths: int, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("EVERSTEP_HUNT_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"EVERSTEP_HUNT_SEED={seed}")
@@ -86,7 +93,7 @@ def test_no_committed_checkpoint_is_lost_or_torn(
         folder = tmp_path / f"from-{first}"
         folder.mkdir()
         kept += hunt(storage, min(LEG, deaths - first), rng, folder)
-    print(f"{deaths} deaths, {kept} checkpoints, none lost")
+    print(f"{place}: {deaths} deaths, {kept} checkpoints, none lost")
 
 
 def hunt(storage: dict[str, Any], rounds: int, rng: random.Random, tmp_path: Path) -> int:
@@ -98,7 +105,8 @@ def hunt(storage: dict[str, Any], rounds: int, rng: random.Random, tmp_path: Pat
     run = open_store(storage["storage_path"], storage["storage_options"]).child(name)
     hunted = str(Path(__file__).parent / "hunted.py")
     kept: set[str] = set()
-    for n in range(rounds):
+    targets = [target for _ in range(0, rounds, len(TARGETS)) for target in rng.sample(TARGETS, len(TARGETS))]
+    for n, target in enumerate(targets[:rounds]):
         log = (tmp_path / f"round-{n}.log").open("w")
         process = subprocess.Popen([sys.executable, hunted, settings], stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -109,7 +117,6 @@ def hunt(storage: dict[str, Any], rounds: int, rng: random.Random, tmp_path: Pat
             wait_for(
                 lambda before=kept: committed_in(run) > before, f"a new checkpoint in round {n}", look_s=0.5
             )
-            target = rng.choice(TARGETS)
             pause = rng.random() * 0.3
             time.sleep(pause)  # the instant is what is hunted for: it must not depend on anything
             live = live_runs()[name]

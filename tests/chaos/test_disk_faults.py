@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from everstep.driver import journal
-from everstep.driver.history import read_history
+from everstep.journal import journal
+from everstep.journal.history import read_history
 from processes import LIMIT_S, wait_for
 
 from .running import Attacked, everything_is_whole, worker_of
@@ -73,7 +73,7 @@ PHASES: dict[str, Callable[[Attacked, subprocess.Popen[str]], None]] = {
 
 
 def attack(tmp_path: Path, disk: Disk, **settings: Any) -> Attacked:
-    return Attacked(tmp_path, environment=disk.environment(), steps=40, step_s=0.1, **settings)
+    return Attacked(tmp_path, environment=disk.environment(), steps=40, **settings)
 
 
 @pytest.mark.timeout(0)

@@ -7,20 +7,23 @@ import random
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from everstep.driver import journal
-from everstep.driver.history import read_history
+from everstep.journal import journal
+from everstep.journal.history import read_history
+from everstep.process import kernel
 from everstep.storage.asynchronous import ImmediateStore, complete
 from processes import LIMIT_S, wait_for
 from storage import blocking
 from storage.faults import Fault, FaultyProxy
 from storage.server import S3Server
 
+from .attacked import STEP_S
 from .running import Attacked, everything_is_whole, kill_everything, numbers, worker_of
 
 
@@ -43,7 +46,8 @@ def test_a_driver_that_sleeps_through_a_take_over_and_a_compaction_is_fenced_and
     wait_for(lambda: attacked.has_more_than(3), "checkpoints")
     for n in range(rounds):
         later = attacked.newest() + rng.randrange(3)
-        wait_for(partial(attacked.has_more_than, later), "a random instant", look_s=0.001)
+        wait_for(partial(attacked.has_more_than, later), "checkpoints")
+        time.sleep(rng.random() * 2 * STEP_S)  # the instant is what is hunted for
         driver.send_signal(signal.SIGSTOP)
         asleep_at = max(numbers(attacked.run))
         sleeper, driver = driver, attacked.start()
@@ -57,6 +61,22 @@ def test_a_driver_that_sleeps_through_a_take_over_and_a_compaction_is_fenced_and
         everything_is_whole(attacked.run)
     attacked.enough()
     assert driver.wait(LIMIT_S) == 0, attacked.log()
+
+
+def test_a_driver_that_sleeps_through_its_own_start_leaves_its_successors_hosts_alone(tmp_path: Path) -> None:
+    attacked = Attacked(tmp_path, ttl_s=1.0, max_failures=0, sleeps_before_its_host=True)
+    sleeper = attacked.start()
+    wait_for(lambda: kernel.state_of(sleeper.pid) == "T", "a driver that is stopped")
+    attacked.settings["sleeps_before_its_host"] = False
+    driver = attacked.start()
+    wait_for(lambda: attacked.has_more_than(3), "checkpoints")
+    sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.wait(LIMIT_S) == 1, "it is fenced"
+    newest = attacked.newest()
+    wait_for(lambda: attacked.has_more_than(newest), "more checkpoints")
+    attacked.enough()
+    assert driver.wait(LIMIT_S) == 0, attacked.log()
+    assert len(attacked.restored()) == 2, "nothing was restarted"
 
 
 # ---------------------------------------------------------------------- power cuts
@@ -78,7 +98,8 @@ def test_after_a_power_cut_training_goes_on_from_the_newest_manifest(
         found = {step for _, step in attacked.restored()[-2:]}
         assert len(found) == 1, "all ranks begin at one step"
         assert min(found) >= newest, f"cut {n}: step {newest} was committed, and {found} is restored"
-        wait_for(partial(attacked.has_more_than, newest + rng.randrange(5)), "a random instant", look_s=0.001)
+        wait_for(partial(attacked.has_more_than, newest + rng.randrange(5)), "checkpoints")
+        time.sleep(rng.random() * 2 * STEP_S)  # the instant is what is hunted for
         driver.kill()
         kill_everything()
         driver.wait()
@@ -118,7 +139,7 @@ def test_a_run_finishes_although_storage_was_away(
         place = {"storage_path": f"s3://{s3.bucket()}/runs", "storage_options": s3.options(proxy.port)}
         # A start that gets no answer for longer than storage_s ends with that, and can be tried again.
         limits = {"closing_s": 2 * away_s + 10.0, "storage_s": max(60.0, 2 * away_s)}
-        attacked = Attacked(tmp_path, place, steps=60, deadlines=limits)
+        attacked = Attacked(tmp_path, place, steps=20, deadlines=limits)
         timer = Away(proxy, away_s)
         if when == "start":
             timer.begin()
@@ -131,12 +152,12 @@ def test_a_run_finishes_although_storage_was_away(
             timer.begin()
             os.kill(worker_of(driver), signal.SIGKILL)
         elif when == "finish":
-            wait_for(lambda: attacked.has_more_than(55), "nearly the end")
+            wait_for(lambda: attacked.has_more_than(15), "nearly the end")
             timer.begin()
         assert driver.wait(away_s + 180) == 0, attacked.log()
         timer.join()
         assert read_history(attacked.run).outcome == "finished"
-        assert attacked.newest() == 60
+        assert attacked.newest() == 20
         everything_is_whole(attacked.run)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from everstep.cli.main import main
-from everstep.driver.registry import LiveRun, LiveWorker, publish_run
+from everstep.observe.registry import LiveRun, LiveWorker, publish_run
 from processes import wait_for
 
 

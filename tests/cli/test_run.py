@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from everstep import RunConfig, Trainer, TrainingFailedError
+from everstep.agent.script import ScriptRun
 from everstep.cli.main import main
-from everstep.script import ScriptRun
 from processes import LIMIT_S
 
 DDP = """
@@ -111,6 +112,14 @@ def everstep(
     )
 
 
+def test_a_spent_budget_is_named_by_its_option(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise ValueError('a bug')")
+    ran = everstep(tmp_path, "fails.py")
+    assert ran.returncode == 1
+    assert "\nno restart allowed (--max-restarts 0)\n" in ran.stderr
+    assert "max_failures" not in ran.stderr
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     (tmp_path / "beside.py").write_text("WORD = 'with what lies beside it'")
@@ -128,6 +137,11 @@ def test_a_script_of_torchruns_survives_a_kill_unchanged(tmp_path: Path, script:
         assert f"rank {rank} of 2 at 0, restart 0, with what lies beside it" in output
         assert f"rank {rank} of 2 at 5, restart 1, with what lies beside it" in output
         assert (tmp_path / f"done-{rank}-of-2").exists()
+    first, _, _ = done.stderr.partition("[rank 0] Traceback")
+    assert "rank 1 failed: signal: killed by SIGKILL" in first, "the cause comes before what follows from it"
+    line = next(line for line in done.stderr.splitlines() if "by «restart in place»" in line)
+    assert "steps lost and time to the first step unknown" in line, "the script saves by itself"
+    assert "first step" not in line.partition("unknown")[2]
 
 
 def test_without_restarts_left_it_fails_as_torchrun_does(tmp_path: Path, script: str) -> None:
@@ -146,10 +160,21 @@ def test_a_module_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
     assert "__main__ ['--its', 'own']" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("code", "status"), [("0", 0), ("None", 0), ("3", 1)])
-def test_the_scripts_exit_code_decides(tmp_path: Path, code: str, status: int) -> None:
+@pytest.mark.parametrize("code", ["0", "None"])
+def test_a_script_that_exits_with_nothing_wrong_has_finished(tmp_path: Path, code: str) -> None:
     (tmp_path / "ends.py").write_text(f"import sys\nsys.exit({code})\n")
-    assert everstep(tmp_path, "ends.py").returncode == status
+    fit(tmp_path, ScriptRun(str(tmp_path / "ends.py")))
+
+
+def test_a_script_that_exits_with_a_number_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(TrainingFailedError, match="exit.* 3"):
+        fit(tmp_path, ScriptRun(str(tmp_path / "ends.py")))
+
+
+def fit(folder: Path, script: ScriptRun) -> None:
+    """Without the command, which imports torch for whatever script."""
+    Trainer(script, run_config=RunConfig(storage_path=str(folder / "runs"))).fit()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +182,11 @@ def test_the_scripts_exit_code_decides(tmp_path: Path, code: str, status: int) -
     [
         (["--rdzv-backend", "c10d", "x.py"], "--rdzv-backend isn't an option here. Leave it out"),
         (["--rdzv_endpoint=localhost:0", "x.py"], "--rdzv-endpoint isn't an option here"),
-        (["--log-dir", "logs", "x.py"], "logs of all ranks are in the run's folder"),
+        (
+            ["--shutdown_timeout=3", "x.py"],
+            "--shutdown-timeout isn't an option here. Leave it out; EVERSTEP_STOP_GRACE_S",
+        ),
+        (["--run-path", "x.py", "--its", "own"], "--run-path isn't an option here"),
         (["--nnodes", "2", "x.py"], "needs --engine ray"),
         (["--nnodes", "3:2", "x.py"], "neither a number nor MIN:MAX"),
         (["--nproc-per-node", "many", __file__], "neither a number nor gpu"),
@@ -283,9 +312,35 @@ def test_what_a_script_exits_with_is_shown(tmp_path: Path) -> None:
     assert "no data in /data" in done.stderr
 
 
+FITS = """
+from everstep import RunConfig, ScalingConfig, Trainer
+
+def train():
+    print("trained")
+
+if __name__ == "__main__":
+    run = RunConfig(name="fits", storage_path="runs")
+    Trainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
+"""
+
+
+def test_a_script_that_starts_workers_itself_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FITS)
+    done = everstep(tmp_path, "--nproc-per-node", "2", "train.py")
+    assert done.returncode == 1
+    assert "Trainer.fit() is called in a worker of `everstep run`" in done.stderr
+    assert "Start the script with plain `python`" in done.stderr
+    assert "RunOwnedError" not in done.stderr
+    assert not (tmp_path / "runs" / "fits").exists()
+    alone = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert "trained" in alone.stdout + alone.stderr
+
+
 def test_the_same_name_again_resumes_a_run_whose_driver_has_died(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REPORTING)
-    command = [sys.executable, "-m", "everstep.cli.main", "run", "--max-restarts=1"]
+    command = [sys.executable, "-m", "everstep.cli.main", "run", "--framework=jax", "--max-restarts=1"]
     command += ["--storage-path", "runs", "--name", "named"]
     first = subprocess.Popen([*command, "train.py"], cwd=tmp_path)
     (tmp_path / "pid").write_text(str(first.pid))
@@ -314,3 +369,27 @@ def test_a_script_for_jax_finds_its_job_ready_and_survives(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         assert f"rank {rank} of 2: 15.0, restart 1" in done.stdout + done.stderr
+
+
+def fails() -> None:
+    raise ValueError("in my own code")
+
+
+@pytest.mark.parametrize("start", ["script", "module", "function"])
+def test_a_traceback_begins_with_the_users_own_frame(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "def fails():\n    raise ValueError('in my own code')\n\n\nfails()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    function = {
+        "script": ScriptRun("failing.py"),
+        "module": ScriptRun("failing", is_module=True),
+        "function": fails,
+    }[start]
+    with pytest.raises(TrainingFailedError) as caught:
+        Trainer(function, run_config=RunConfig(storage_path=str(tmp_path / "runs"))).fit()
+    header, first, *_ = caught.value.worker_failures[0].traceback.splitlines()
+    assert header == "Traceback (most recent call last):"
+    assert (__file__ if start == "function" else "failing.py") in first

@@ -23,11 +23,11 @@ from click.testing import CliRunner, Result
 import everstep
 from everstep.cli.main import main
 from everstep.control import commands as c
-from everstep.control.failures import Failure, Kind
-from everstep.driver import journal, records
-from everstep.driver.history import read_history
-from everstep.driver.registry import live_runs
+from everstep.failures import Failure, Kind
+from everstep.journal import journal, records
+from everstep.journal.history import read_history
 from everstep.observe.reading import Tail
+from everstep.observe.registry import LiveRun, LiveWorker, live_runs, publish_run
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import open_store
 from processes import LIMIT_S, wait_for
@@ -141,7 +141,16 @@ def test_runs_lists_what_is_a_run_and_leaves_out_what_is_not(storage: Path):
     done = cli("runs", str(storage))
     assert done.exit_code == 0, done.output
     head, *rows = done.output.splitlines()
-    assert head.split() == ["NAME", "STATE", "EPOCHS", "CHECKPOINTS", "NEWEST", "METRICS", "LAST", "WRITTEN"]
+    assert head.split() == [
+        "NAME",
+        "STATE",
+        "ATTEMPTS",
+        "CHECKPOINTS",
+        "NEWEST",
+        "REPORTS",
+        "LAST",
+        "WRITTEN",
+    ]
     assert [row.split()[:2] for row in rows] == [["broken", "failed"], ["done", "finished"]]
     assert rows[1].split()[2:6] == ["1", "2", "checkpoint_0001_000003", "3"]
     assert rows[1].split()[6] == time.strftime("%Y-%m-%d")
@@ -149,6 +158,24 @@ def test_runs_lists_what_is_a_run_and_leaves_out_what_is_not(storage: Path):
 
 def test_a_place_without_runs_says_so(storage: Path):
     assert "No run is in" in cli("runs", str(storage)).output
+    missing = cli("runs", str(storage / "typo"))
+    assert (missing.exit_code, missing.output) == (1, f"Error: there is no folder {storage / 'typo'}\n")
+
+
+def test_runs_lists_those_in_the_default_place_if_none_is_given(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("everstep.config.DEFAULT_STORAGE_PATH", str(storage))
+    finished(storage)
+    assert cli("runs").output.splitlines()[1].startswith("done  finished")
+
+
+def test_a_storage_path_in_the_place_of_a_run_names_the_runs_in_it(storage: Path):
+    folder = finished(storage)
+    shown = cli("show", str(storage))
+    assert shown.exit_code == 1
+    assert f"{storage} is not a run, but a storage path with runs in it" in shown.output
+    assert str(folder) in shown.output
 
 
 def test_show_writes_a_page_with_what_the_run_was(storage: Path, tmp_path: Path):
@@ -159,6 +186,12 @@ def test_show_writes_a_page_with_what_the_run_was(storage: Path, tmp_path: Path)
     assert (found["name"], found["state"], found["metrics"]["rows"]) == ("done", "finished", 3)
     assert [lane["rank"] for lane in found["timeline"]["lanes"]] == [0]
     assert found["checkpoints"]["kept"] == 2
+
+
+def test_a_page_that_cannot_be_written_is_said_in_a_line(storage: Path, tmp_path: Path):
+    page = tmp_path / "missing" / "page.html"
+    done = cli("show", str(finished(storage)), "--html", str(page))
+    assert (done.exit_code, done.output) == (1, f"Error: can't write {page}: No such file or directory\n")
 
 
 def test_a_run_says_where_its_workers_are(live: Live):
@@ -173,9 +206,24 @@ def test_a_run_that_lives_names_its_owner_and_a_killed_one_is_interrupted(storag
     assert state in cli("show", "live").output  # by name: it is live on this machine
     live.kill()
     assert "interrupted" in cli("runs", str(storage)).output
+    wait_for(lambda: "live" not in live_runs(), "the end of its worker, which nobody drives")
     shown = cli("show", str(live.folder)).output
-    assert "interrupted" in shown
-    assert "the same script again resumes it" in shown
+    assert "state         interrupted\n" in shown
+    assert "the same command again resumes it" in shown
+
+
+def test_a_run_whose_workers_outlive_its_driver_says_so_and_how_to_take_them_over(storage: Path, live: Live):
+    live.kill()
+    wait_for(lambda: "live" not in live_runs(), "the end of its worker, which nobody drives")
+    here = LiveWorker(0, os.getpid(), "host", "slice")  # this process stands for one that trains on
+    publish_run(LiveRun("live", str(live.folder), live.process.pid, 1, [here]))
+    assert "interrupted, 1 worker trains on" in cli("runs", str(storage)).output
+    shown = cli("show", str(live.folder)).output
+    assert "state         interrupted, 1 worker trains on\n" in shown
+    assert "the same command again takes its workers over, and no step is lost" in shown
+    assert "resumes it" not in shown
+    found = json.loads(cli("show", str(live.folder), "--json").output)
+    assert (found["state"], found["workers_left"]) == ("interrupted", 1)
 
 
 def test_show_tells_state_checkpoints_and_metrics(storage: Path):
@@ -184,7 +232,7 @@ def test_show_tells_state_checkpoints_and_metrics(storage: Path):
     for expected in (
         f"address       {storage / 'done'}",
         "state         finished",
-        "metrics       3 rows; the last: step=2, loss=-inf",
+        "reports       3; the last: step=2, loss=-inf",
         "checkpoints: 2\n  checkpoint_0001_000002  step=1, loss=nan\n",
         "recoveries: 0",
     ):
@@ -208,6 +256,15 @@ def test_show_tells_each_recovery_in_a_line(storage: Path):
     assert "max_failures: 1 spent of 3" in shown
     assert "recoveries: 1\n" in shown
     assert "rank 3: killed by SIGKILL" in shown
+
+
+def test_events_says_who_hangs_and_where_the_stacks_are(storage: Path):
+    folder = finished(storage)
+    log = open_store(folder).child(journal.FOLDER)
+    hang = records.encode(c.HangSeen(1.0, 1, (3,), "no progress", "hangs/0001-0001.txt", "restart"))
+    assert log.create(journal.key_of(complete(journal.scan_journal(ImmediateStore(log))).next), hang)
+    said = cli("events", str(folder)).output
+    assert "rank 3 hangs (restart): stacks in hangs/0001-0001.txt\n" in said
 
 
 @pytest.mark.parametrize("command", ["show", "events", "stop"])

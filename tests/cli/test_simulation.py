@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from everstep.cli.main import main
-from everstep.sim.brain import invariants
-from everstep.sim.brain.plants import PLANTS
-from everstep.sim.brain.violation import Violation
+from everstep.sim.mistakes import MISTAKES
+from everstep.sim.rules import Rules
+from everstep.sim.time import RuleBroken
 
 
 def everstep(*arguments: str) -> Result:
@@ -22,9 +22,9 @@ def everstep(*arguments: str) -> Result:
 
 
 def test_schedules_that_hold_are_counted_with_their_speed_and_their_seed() -> None:
-    ran = everstep("sim-check", "--schedules", "60", "--seed", "7", "--jobs", "1")
+    ran = everstep("sim-check", "--schedules", "20", "--seed", "7", "--jobs", "1")
     assert ran.exit_code == 0
-    assert "60 schedules from seed 7 in" in ran.output
+    assert "20 schedules from seed 7 in" in ran.output
     assert "a second: 0 violations" in ran.output
 
 
@@ -38,9 +38,9 @@ def test_a_violation_prints_its_seed_a_short_story_and_the_command_that_replays_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(self: object) -> None:
-        raise Violation("something does not hold")
+        raise RuleBroken("something does not hold")
 
-    monkeypatch.setattr(invariants.Invariants, "at_rest", broken)
+    monkeypatch.setattr(Rules, "check_end", broken)
     ran = everstep("sim-check", "--schedules", "3", "--seed", "5", "--jobs", "1")
     assert ran.exit_code == 1
     assert "seed 5: something does not hold" in ran.output
@@ -52,7 +52,7 @@ def test_a_violation_prints_its_seed_a_short_story_and_the_command_that_replays_
 
 def test_several_processes_find_what_one_finds() -> None:
     def counts(jobs: str) -> object:
-        ran = everstep("sim-check", "--schedules", "600", "--seed", "11", "--jobs", jobs, "--json")
+        ran = everstep("sim-check", "--schedules", "60", "--seed", "11", "--jobs", jobs, "--json")
         told = json.loads(ran.output)
         return told["outcomes"], told["rungs"], told["violations"]
 
@@ -62,11 +62,11 @@ def test_several_processes_find_what_one_finds() -> None:
 def test_known_mistakes_are_listed_and_found() -> None:
     listed = everstep("sim-check", "--plant", "list")
     assert listed.exit_code == 0
-    assert [line.split()[0] for line in listed.output.splitlines()] == list(PLANTS)
-    ran = everstep("sim-check", "--plant", "no-backoff", "--seed", "1", "--schedules", "1000")
+    assert [line.split()[0] for line in listed.output.splitlines()] == list(MISTAKES)
+    ran = everstep("sim-check", "--plant", "lost-append", "--seed", "1", "--schedules", "50")
     assert ran.exit_code == 1
-    assert "planted no-backoff: found after" in ran.output
-    assert "--plant no-backoff" in ran.output
+    assert "planted lost-append: found after" in ran.output
+    assert "--plant lost-append" in ran.output
 
 
 def test_an_unknown_mistake_is_refused_with_the_names_of_the_known_ones() -> None:
@@ -78,6 +78,7 @@ def test_an_unknown_mistake_is_refused_with_the_names_of_the_known_ones() -> Non
 def test_the_story_of_one_schedule_is_told_in_full() -> None:
     ran = everstep("sim-check", "--seed", "77", "--schedules", "1", "--story")
     assert ran.exit_code == 0
+    assert "driver-1 starts" in ran.output
     assert "RunOpened" in ran.output
     assert "seed 77 holds" in ran.output
 

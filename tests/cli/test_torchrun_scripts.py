@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.driver.registry import live_runs
+from everstep.observe.registry import live_runs
 from processes import LIMIT_S, kill, wait_for
 
 SCRIPTS = Path(__file__).with_name("torchrun")

@@ -6,7 +6,7 @@ import pytest
 from hands import Hands, Run, views
 
 from everstep.control.controller import Settings
-from everstep.control.deadlines import Deadlines
+from everstep.deadlines import Deadlines
 
 
 @pytest.fixture(params=["full restart", "partial restart"])

@@ -9,10 +9,11 @@ from typing import TypeVar
 import msgspec
 
 from everstep.control import commands as c, events as e
-from everstep.control.controller import Controller, Settings
-from everstep.control.failures import Failure, Kind
-from everstep.control.reports import Part
+from everstep.control.controller import Controller, Settings, beliefs_of
+from everstep.control.run import Run as RunState
 from everstep.control.table import Phase
+from everstep.failures import Failure, Kind
+from everstep.saved.reports import Part
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostView
 
@@ -41,14 +42,18 @@ class Hands:
         self.timers: dict[tuple[e.TimerName, int], float] = {}
         self.places: dict[int, Assignment] = {}
         self.generations: dict[int, int] = {}
-        self._queue: deque[e.AnyEvent] = deque()
+        self._queue: deque[e.Event] = deque()
         self._busy = False
         self.capacity()
         self.tell(opened or e.RunOpened(at=0.0))
 
     # ------------------------------------------------------------------ telling and hearing
 
-    def tell(self, event: e.AnyEvent) -> None:
+    @property
+    def state(self) -> RunState:
+        return beliefs_of(self.brain)
+
+    def tell(self, event: e.Event) -> None:
         self._queue.append(event)
         if self._busy:
             return
@@ -160,13 +165,13 @@ class Hands:
         part: bool = False,
         owed: tuple[int, ...] = (),
         held: bool = True,
-        copied: bool = False,
+        taken: bool = False,
     ) -> None:
         group = self.places[rank].group_id
         folder = f"e{self.brain.epoch}-g{group}-k{index}"
         parts = (Part(index, folder, held=held),) if part else ()
-        taken = (index,) if copied else ()
-        self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, copied=taken, **self.about(rank)))
+        snapshots = (index,) if taken else ()
+        self.tell(e.Reported(at=0.0, upto=index, owed=owed, parts=parts, taken=snapshots, **self.about(rank)))
 
     def checkpoint(self, index: int, ranks: Iterable[int] | None = None) -> None:
         """Every rank brings its part, or each of these."""
@@ -182,5 +187,5 @@ Run = Callable[..., Hands]
 
 def stage(hands: Hands) -> Phase:
     """Of the one restart that is under way; the run's own phase, if that is of all workers."""
-    (restart,) = hands.brain.run.restarts
+    (restart,) = hands.state.restarts
     return restart.stage

@@ -6,13 +6,15 @@ import pytest
 from hands import Hands, Run, stage, views
 
 from everstep.control import commands as c, events as e
+from everstep.control.budgets import Budget
 from everstep.control.commands import AskReason, Outcome
 from everstep.control.controller import Controller, Settings
-from everstep.control.events import CheckpointRef, StopKind, StopRequested, TimerName
-from everstep.control.failures import Budget, Failure, Kind
-from everstep.control.relocation import NEW_CODE
-from everstep.control.reports import Part
+from everstep.control.events import StopKind, StopRequested, TimerName
+from everstep.control.moving import NEW_CODE
 from everstep.control.table import Phase
+from everstep.failures import Failure, Kind
+from everstep.saved.checkpoints import CheckpointRef
+from everstep.saved.reports import Part
 
 SETTINGS = Settings(workers_min=2, workers_max=2, max_failures=3)
 
@@ -54,6 +56,55 @@ def test_stopped_twice_workers_are_killed_at_once_and_no_commit_is_waited_for(ei
         hands.gone(command)
     assert hands.last(c.EndRun).outcome is Outcome.STOPPED
     assert hands.all(c.DiscardCheckpoint) == []
+
+
+def at_checkpoint() -> e.StopAtCheckpointRequested:
+    return e.StopAtCheckpointRequested(at=0.0)
+
+
+def test_stopped_from_outside_workers_are_asked_for_a_checkpoint_which_ends_the_run(either: Run) -> None:
+    hands = either()
+    hands.tell(at_checkpoint())
+    assert hands.last(c.AskCheckpoint).reason is AskReason.STOP
+    assert hands.all(c.StopWorkers) == []
+    hands.checkpoint(1)
+    end = hands.last(c.EndRun)
+    assert (end.outcome, end.stop) == (Outcome.STOPPED, StopKind.USER)
+    assert e.TimerName.LAST_CHECKPOINT not in {name for name, _ in hands.timers}
+
+
+def test_a_last_checkpoint_is_not_waited_for_for_ever_however_often_it_is_asked_for(either: Run) -> None:
+    hands = either()
+    hands.tell(at_checkpoint())
+    hands.pass_time(9.0)
+    hands.tell(at_checkpoint())
+    assert hands.brain.phase is Phase.RUNNING
+    hands.pass_time(1.0)
+    assert hands.last(c.EndRun).outcome is Outcome.STOPPED
+
+
+def test_workers_that_start_while_the_last_checkpoint_is_waited_for_are_asked_too() -> None:
+    hands = running()
+    hands.tell(at_checkpoint())
+    hands.fail(0)
+    hands.pass_time(5.0)
+    assert hands.brain.phase is Phase.RUNNING
+    assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [
+        AskReason.STOP,
+        AskReason.NONE,
+        AskReason.STOP,
+    ]
+    hands.checkpoint(1)
+    assert hands.last(c.EndRun).outcome is Outcome.STOPPED
+
+
+def test_while_the_last_checkpoint_is_waited_for_nobody_moves() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=2, resize_interval_s=0.0), views("a"))
+    hands.forget()
+    hands.tell(at_checkpoint())
+    hands.capacity(*views("b"))
+    assert hands.all(c.Reserve) == []
+    assert [ask.reason for ask in hands.all(c.AskCheckpoint)] == [AskReason.STOP]
 
 
 def test_a_stop_waits_for_commits_and_uploads_that_are_under_way(either: Run) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hands import Hands, views
 
 from everstep.control import commands as c, events as e
-from everstep.control.deadlines import Deadlines
-from everstep.control.failures import Kind
-from everstep.control.hangs import is_overdue, judge
-from everstep.control.settings import OnHang, Settings
+from everstep.control.settings import Settings
 from everstep.control.table import Phase
-from everstep.control.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
+from everstep.deadlines import Deadlines
+from everstep.failures import Kind
+from everstep.health.hangs import OnHang, is_overdue, judge
+from everstep.health.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
 
 LIMITS = Deadlines()
 STEP = Vitals(0, 0, Stage.TRAINING, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0, 10, 10)
@@ -173,6 +173,20 @@ def test_a_replica_group_of_one_worker_hangs_if_the_other_groups_train_or_wait()
     assert blamed(rank(1), others=(waiting(0),)) == (1,)
     assert blamed(rank(1), others=(rank(0),)) is None
     assert blamed(waiting(1), others=(rank(0, STEP),)) is None  # it waits for a quorum
+
+
+@pytest.mark.parametrize(
+    ("step_s", "says"),
+    [
+        (0.0, "no progress for 25 s, at"),
+        (0.0612, "no progress for 25 s (a step usually takes 0.061 s), at"),
+        (12.34, "no progress for 25 s (a step usually takes 12.3 s), at"),
+    ],
+)
+def test_a_hang_says_how_long_a_step_usually_takes_where_that_is_known(step_s: float, says: str) -> None:
+    verdict = judge([waiting(0), rank(1, step_s=step_s)], LIMITS)
+    assert verdict is not None
+    assert verdict.why.startswith(says)
 
 
 def test_long_steps_are_given_little_more_than_they_usually_take() -> None:

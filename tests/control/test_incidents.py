@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from hands import Hands, Run, stage, views
 
+from everstep.backoff import Backoff
 from everstep.control import commands as c, events as e
-from everstep.control.budgets import Backoff, Budgets, Suspects
+from everstep.control.budgets import BUDGET_OF, Budget, Budgets
 from everstep.control.commands import Outcome
 from everstep.control.controller import Settings
-from everstep.control.deadlines import Deadlines
-from everstep.control.failures import BUDGET_OF, Budget, Failure, Incident, Kind
 from everstep.control.table import Phase
+from everstep.deadlines import Deadlines
+from everstep.failures import Failure, Incident, Kind
+from everstep.health.hosts import Suspects
 from everstep.topology.slices import HostView
 
 
@@ -146,7 +148,7 @@ def test_several_deaths_in_one_incident_spend_one() -> None:
         hands.fail(rank, Kind.SIGNAL)
     for stop in hands.all(c.StopWorkers):
         hands.gone(stop)
-    assert hands.brain.budgets.spent[Budget.FAILURES] == 1
+    assert hands.state.budgets.spent[Budget.FAILURES] == 1
 
 
 def test_a_worker_that_dies_before_it_is_ready_spends_the_startup_budget(
@@ -158,7 +160,7 @@ def test_a_worker_that_dies_before_it_is_ready_spends_the_startup_budget(
     hands.forget()
     hands.fail(1, Kind.SIGNAL)
     assert hands.last(c.RecoveryDecided).budget == "controller_failure_limit"
-    assert hands.brain.budgets.spent[Budget.FAILURES] == 1
+    assert hands.state.budgets.spent[Budget.FAILURES] == 1
 
 
 def test_a_worker_that_was_ready_and_fails_before_the_others_are_spends_max_failures(
@@ -169,7 +171,7 @@ def test_a_worker_that_was_ready_and_fails_before_the_others_are_spends_max_fail
     hands.fail(0)
     hands.ready(0)
     hands.fail(0, message="a bug in the first line")
-    assert hands.brain.budgets.spent[Budget.FAILURES] == 2
+    assert hands.state.budgets.spent[Budget.FAILURES] == 2
 
 
 def test_workers_that_are_not_ready_in_time_spend_the_startup_budget_and_are_named(
@@ -183,7 +185,7 @@ def test_workers_that_are_not_ready_in_time_spend_the_startup_budget_and_are_nam
     hands.pass_time(hands.settings.deadlines.start_s)
     cause = hands.all(c.RecoveryDecided)[0].cause
     assert (cause.kind, cause.rank, cause.host) == (Kind.START, 1, "b.0")
-    assert "ranks 1 not ready 120 s" in cause.message
+    assert "rank 1 is not ready 120 s" in cause.message
 
 
 def test_a_refused_reservation_is_retried_with_a_pause_and_spends_the_startup_budget(
@@ -194,7 +196,7 @@ def test_a_refused_reservation_is_retried_with_a_pause_and_spends_the_startup_bu
     hands.lose("b.0")
     hands.reserve_fails()
     assert stage(hands) is Phase.BACKOFF
-    assert hands.brain.budgets.spent[Budget.STARTUP] == 1
+    assert hands.state.budgets.spent[Budget.STARTUP] == 1
     hands.silent.clear()
     hands.pass_time(1.0)
     assert hands.brain.phase is Phase.RUNNING
@@ -221,7 +223,7 @@ def test_a_host_that_is_not_prepared_in_time_spends_the_startup_budget(either: R
     hands.lose("b.0")
     hands.pass_time(hands.settings.deadlines.prepare_s)
     assert hands.all(c.RecoveryDecided)[-1].cause.message.startswith("host c.0 not ready after 300 s")
-    assert hands.brain.budgets.spent[Budget.STARTUP] == 1
+    assert hands.state.budgets.spent[Budget.STARTUP] == 1
 
 
 def test_a_host_lost_while_it_is_prepared_spends_the_startup_budget() -> None:
@@ -229,7 +231,7 @@ def test_a_host_lost_while_it_is_prepared_spends_the_startup_budget() -> None:
     hands.silent.add(c.PrepareHost)
     hands.lose("b.0")
     hands.lose("c.0")
-    spent = {budget: n for budget, n in hands.brain.budgets.spent.items() if n}
+    spent = {budget: n for budget, n in hands.state.budgets.spent.items() if n}
     assert spent == {Budget.FAILURES: 1, Budget.STARTUP: 1}
     hands.silent.clear()
     hands.pass_time(1.0)
@@ -265,7 +267,7 @@ def test_a_worker_that_has_returned_does_not_fail_any_more(either: Run) -> None:
 
 
 def test_max_failures_of_n_allows_n_recoveries() -> None:
-    budgets = Budgets({Budget.FAILURES: 2, Budget.STARTUP: 0})
+    budgets = Budgets(Settings(workers_min=1, workers_max=1, max_failures=2, controller_failure_limit=0))
     assert [budgets.spend(Budget.FAILURES) for _ in range(3)] == [True, True, False]
     assert not budgets.spend(Budget.STARTUP)
     assert all(budgets.spend(Budget.PREEMPTION) for _ in range(100))

@@ -6,9 +6,9 @@ from hands import Hands, views
 
 from everstep.control import commands as c
 from everstep.control.controller import Settings
-from everstep.control.deadlines import Deadlines
-from everstep.control.failures import Kind
 from everstep.control.table import Phase
+from everstep.deadlines import Deadlines
+from everstep.failures import Kind
 
 LIMIT_S = Deadlines().finish_report_s
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hands import Hands, views
+from hands import Hands, stage, views
 
 from everstep.control import commands as c, events as e
+from everstep.control.budgets import Budget
 from everstep.control.controller import Settings
-from everstep.control.deadlines import Deadlines
 from everstep.control.events import TimerName
-from everstep.control.failures import Budget, Kind
 from everstep.control.table import Phase
+from everstep.deadlines import Deadlines
+from everstep.failures import Kind
 
 
 def groups(count: int, **more: object) -> Settings:
@@ -21,7 +22,7 @@ def groups(count: int, **more: object) -> Settings:
 
 
 def spent(hands: Hands) -> dict[Budget, int]:
-    return {budget: count for budget, count in hands.brain.budgets.spent.items() if count}
+    return {budget: count for budget, count in hands.state.budgets.spent.items() if count}
 
 
 # The two findings of the review of Ray Train's own version.
@@ -295,3 +296,16 @@ def test_too_few_groups_at_a_take_over_are_ended_and_all_wait() -> None:
     assert hands.brain.phase is Phase.WAITING
     hands.capacity(*views("b"))
     assert [a.rank for a in hands.last(c.StartWorkers).assignments] == [0, 1]
+
+
+def test_a_restart_of_everything_is_told_from_the_failure_that_made_it_necessary() -> None:
+    hands = Hands(Settings(workers_min=1, workers_max=2, group_size=1, max_failures=-1), views("a", "b"))
+    hands.lose("a.0")
+    hands.pass_time(1000.0)
+    assert stage(hands) is Phase.WAITING
+    hands.fail(1)
+    hands.pass_time(5.0)
+    hands.report(0, 1)
+    told = hands.last(c.Recovered)
+    assert told.cause is not None
+    assert (told.cause.message, told.total_s) == ("boom", pytest.approx(5.0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hands import Hands, views
 
 from everstep.control import commands as c, events as e
-from everstep.control.controller import Settings
+from everstep.control.controller import Controller, Settings
 from everstep.control.events import Adopted, Remains
-from everstep.control.failures import Kind
-from everstep.control.snapshots import At, Copy
+from everstep.failures import Kind
+from everstep.saved.snapshots import At, Copy
 
 
 def two(**more: object) -> Hands:
@@ -18,7 +18,7 @@ def two(**more: object) -> Hands:
 
 def copy(hands: Hands, index: int, *ranks: int) -> None:
     for rank in ranks or (0, 1):
-        hands.report(rank, index, copied=True)
+        hands.report(rank, index, taken=True)
 
 
 def test_a_snapshot_that_all_ranks_have_is_what_a_restart_begins_with() -> None:
@@ -64,8 +64,8 @@ def test_ranks_hear_what_becomes_of_their_snapshots() -> None:
     copy(hands, 2, 0)
     hands.report(1, 2)
     assert [(k.ranks, k.kept, k.upto) for k in hands.all(c.KeepSnapshot)] == [
-        ((0, 1), At(1, 1), At(1, 1)),
-        ((0,), At(1, 1), At(1, 2)),
+        ((0, 1), (At(1, 1),), At(1, 1)),
+        ((0,), (At(1, 1),), At(1, 2)),
     ]
 
 
@@ -82,12 +82,47 @@ def test_the_memory_of_a_lost_host_is_not_counted_on() -> None:
     assert hands.last(c.Recovered).state_from == "storage, e1-g0-k1, 2.0 s old"
 
 
+def test_a_lost_host_is_made_up_for_by_copies_on_another_one() -> None:
+    hands = two(snapshot_copies=1)
+    hands.checkpoint(1)
+    copy(hands, 2)
+    assert [(m.rank, m.source, m.to) for m in hands.all(c.CopySnapshot)] == [
+        (0, "a.0", "b.0"),
+        (1, "b.0", "a.0"),
+    ]
+    for rank, host in enumerate(("b.0", "a.0")):
+        hands.tell(e.SnapshotCopied(at=0.0, host=host, rank=rank, snapshot=At(1, 2)))
+    hands.lose("a.0")
+    start = hands.last(c.StartWorkers)
+    assert (start.snapshot, start.sources) == (At(1, 2), ((0, ("b.0",)), (1, ("b.0",))))
+    for rank in (0, 1):
+        hands.report(rank, 1)
+    assert hands.last(c.Recovered).state_from.startswith("memory of other hosts, report 2, ")
+
+
+def test_a_host_that_is_lost_with_the_one_that_has_its_copies_is_restored_from_storage() -> None:
+    hands = Hands(
+        Settings(workers_min=2, workers_max=2, max_failures=-1, snapshot_copies=1), views("a", "b", "c", "d")
+    )
+    hands.checkpoint(1)
+    copy(hands, 2)
+    for rank, host in enumerate(("b.0", "a.0")):
+        hands.tell(e.SnapshotCopied(at=0.0, host=host, rank=rank, snapshot=At(1, 2)))
+    hands.lose("a.0")
+    hands.lose("b.0")
+    hands.pass_time(10.0)
+    assert hands.last(c.StartWorkers).snapshot is None
+    for rank in (0, 1):
+        hands.report(rank, 1)
+    assert hands.last(c.Recovered).state_from.startswith("storage, e1-g0-k1, ")
+
+
 def test_a_snapshot_that_can_not_be_restored_is_not_tried_again() -> None:
     hands = two()
     hands.checkpoint(1)
     copy(hands, 2)
     hands.fail(0)
-    hands.tell(e.SnapshotDamaged(at=0.0))
+    hands.tell(e.SnapshotDamaged(at=0.0, snapshot=At(1, 2)))
     hands.fail(1, Kind.START)
     hands.pass_time(10.0)
     start = hands.last(c.StartWorkers)
@@ -123,7 +158,7 @@ def test_workers_of_an_earlier_driver_keep_what_their_hosts_have() -> None:
     settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
     hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=1, adopted=adopted))
     hands.places, hands.generations = first.places, first.generations
-    assert hands.last(c.KeepSnapshot).kept == At(1, 7)
+    assert hands.last(c.KeepSnapshot).kept == (At(1, 7),)
     hands.fail(0)
     assert hands.last(c.StartWorkers).snapshot == At(1, 7)
 
@@ -153,3 +188,10 @@ def test_replica_groups_take_their_state_from_each_other() -> None:
     hands = Hands(Settings(workers_min=2, workers_max=2, max_failures=-1, group_size=1), views("a", "b", "c"))
     copy(hands, 1)
     assert hands.all(c.KeepSnapshot) == []
+
+
+def test_a_copy_that_an_earlier_driver_asked_for_lets_a_host_forget_nothing_before_the_run_is_open() -> None:
+    controller = Controller(Settings(workers_min=2, workers_max=2))
+    controller.handle(e.CapacityChanged(at=0.0, hosts=views("a", "b")))
+    copied = e.SnapshotCopied(at=1.0, host="b.0", rank=0, snapshot=At(1, 2))
+    assert controller.handle(copied) == []

@@ -1,37 +1,36 @@
-"""Programs that tests run on several ranks, each in a process of its own."""
+"""Programs that tests run on several ranks, each in a process of its own.
+
+Ranks are forked from a process that has imported the framework.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
+from everstep.process import kernel
 from processes import LIMIT_S
 
 NUMBERS = [float(number * number % 37) for number in range(50)]
 BATCH = {"global_batch": 20, "micro_batch": 4, "seed": 2, "epochs": 2}
 
 
+IMPORTS = {"torch": ("torch._dynamo", "torch.distributed.fsdp"), "jax": ("jax.numpy",)}
+"""By framework: what ranks need, and import once for all of them."""
+
+
 def run(name: str, world_size: int, **environment: str) -> list[Any]:
     """What each rank of a program found."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "data.programs", name, str(rank), str(world_size), folder],
-                env={**os.environ, **environment},
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            assert [rank.wait(timeout=LIMIT_S) for rank in ranks] == [0] * world_size
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+        command = [sys.executable, "-m", "data.programs", name, str(world_size), folder]
+        subprocess.run(command, env={**os.environ, **environment}, check=True, timeout=LIMIT_S)
         return [json.loads(Path(folder, f"found-{rank}").read_text()) for rank in range(world_size)]
 
 
@@ -160,7 +159,32 @@ def _coordinator(rank: int, meeting: str) -> str:
     return path.read_text()
 
 
+def _fork(name: str, rank: int, world_size: int, folder: str) -> int:
+    parent = os.getpid()
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        kernel.die_with_parent(parent)
+        found = globals()[name](rank, world_size, f"{folder}/meeting")
+        Path(folder, f"found-{rank}").write_text(json.dumps(found))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main(name: str, world_size: int, folder: str) -> None:
+    for module in IMPORTS[name.rpartition("_")[2]]:
+        importlib.import_module(module)
+    for rank in range(world_size):
+        _fork(name, rank, world_size, folder)
+    for _ in range(world_size):
+        code = os.waitstatus_to_exitcode(os.wait()[1])
+        if code:
+            sys.exit(1)  # and the others with it
+
+
 if __name__ == "__main__":
-    name, rank, world_size, folder = sys.argv[1:]
-    found = globals()[name](int(rank), int(world_size), f"{folder}/meeting")
-    Path(folder, f"found-{rank}").write_text(json.dumps(found))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

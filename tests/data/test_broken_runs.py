@@ -15,7 +15,7 @@ import pytest
 
 from data.broken import BATCH, SAMPLES, seen_in
 from everstep.data import Stream
-from everstep.driver.registry import live_runs
+from everstep.observe.registry import live_runs
 from processes import LIMIT_S, kill, ours, wait_for
 
 

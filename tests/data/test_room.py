@@ -21,7 +21,7 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_room_imports_no_framework():
-    heavy = {"numpy", "torch", "jax", "pyarrow", "pandas", "msgspec", "obstore", "everstep.session"}
+    heavy = {"numpy", "torch", "jax", "pyarrow", "pandas", "msgspec", "obstore", "everstep.worker.session"}
     assert (
         not modules_after("import everstep; everstep.data.Stream(10, global_batch=4, micro_batch=2)") & heavy
     )

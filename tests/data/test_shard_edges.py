@@ -15,8 +15,8 @@ from everstep import Checkpoint, ConfigError, RunConfig, ScalingConfig, Trainer
 from everstep.data import JsonlFiles, ResumeRefusedError, Stream
 from everstep.data.plan import Rank
 from everstep.data.shard import DatasetShard
-from everstep.datasets import agreed_places
 from everstep.errors import FunctionLoadError
+from everstep.worker.datasets import agreed_places
 
 
 def shards(ranks: int, source: Any, state: Any = None) -> list[DatasetShard]:

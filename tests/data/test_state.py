@@ -16,7 +16,7 @@ import everstep as train
 from data.ranks import in_step, streams
 from everstep.control.commands import Recovered
 from everstep.data import JsonlFiles, Step, Stream
-from everstep.driver import journal
+from everstep.journal import journal
 from everstep.testing import LocalCluster
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")

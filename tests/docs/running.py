@@ -1,5 +1,5 @@
 """Runs the Python blocks of pages: ``python running.py PAGE…``, each page in a process forked from one that
-has imported torch.
+has imported the frameworks.
 
 The blocks of a page share their names, as they would in a notebook. What a page takes for granted (a model, a
 data set) is in ``GIVEN``.
@@ -7,6 +7,7 @@ data set) is in ``GIVEN``.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -17,6 +18,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.pages import Block, blocks
+
+_ONCE = (
+    "torch._dynamo",
+    "lightning.pytorch",
+    "transformers.trainer",
+    "transformers.models.gpt2.modeling_gpt2",
+)
+"""What several pages import, and what takes seconds."""
 
 SEPARATELY = {"README.md", "docs/tutorial.md", "docs/data.md"}
 """Pages whose code has tests of its own, with real workers."""
@@ -137,7 +146,8 @@ def run(page: str) -> None:
 
 
 def main(pages: list[str]) -> int:
-    import torch  # noqa: F401  # once for all of them
+    for module in _ONCE:
+        importlib.import_module(module)
 
     failed = 0
     for page in pages:

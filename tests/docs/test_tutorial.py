@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from everstep.cli.main import main
-from everstep.driver.registry import live_runs
+from everstep.observe.registry import live_runs
 from processes import LIMIT_S, kill, wait_for
 
 from .pages import blocks
@@ -86,7 +86,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
 def test_the_tutorial_goes_as_it_says(reader: Reader) -> None:
     reader.write(SCRIPT)
     first = reader.python()
-    reader.sees("slice-0: hosts")
+    reader.sees("slice-0: host")
     assert "rank 3" in reader.everstep("ps")
     reader.waits_for_a_checkpoint()
 
@@ -96,8 +96,12 @@ def test_the_tutorial_goes_as_it_says(reader: Reader) -> None:
     assert "state from memory" in reader.shown
 
     reader.everstep("kill tutorial --rank 2 --signal STOP")
-    reader.everstep("kill tutorial --rank 2")
+    assert "stopped" in reader.everstep("top tutorial --once")
+    assert "in train_fn" in reader.everstep("stacks tutorial")
     reader.sees("recovered in", times=2)
+    assert "rank 2 failed: hang: no progress for " in reader.shown
+    assert "its process is stopped (SIGSTOP)" in reader.shown
+    assert "stacks of all ranks are in hangs/" in reader.shown
     wait_for(lambda: "recoveries: 2" in reader.everstep("show runs/tutorial"), "what is shown, on record")
 
     os.kill(first.pid, signal.SIGKILL)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 import everstep
-from everstep.driver import journal, records
 from everstep.driver.deletions import Deletions
-from everstep.driver.lease import Lease, take
 from everstep.errors import FencedError
+from everstep.journal import journal, records
+from everstep.journal.lease import Lease, take
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Store, open_store
@@ -22,7 +22,7 @@ from storage import blocking
 SOURCES = Path(everstep.__file__).parent
 MAY_DELETE = (
     "driver/deletions.py",
-    "driver/journal.py",  # its own objects, once they are in an archive
+    "journal/journal.py",  # its own objects, once they are in an archive
     "storage/",  # where it is said how
     "sim/",
     "kube/",  # objects of Kubernetes

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from everstep.config import CheckpointConfig
-from everstep.driver import records
-from everstep.driver.clock import MachineClock
 from everstep.driver.deletions import Deletions
-from everstep.driver.history import History, to_delete
-from everstep.driver.journal import Journal
 from everstep.driver.repair import Repair
+from everstep.driver.scores import no_longer_kept
 from everstep.errors import StorageError
+from everstep.journal import records
+from everstep.journal.history import History
+from everstep.journal.journal import Journal
+from everstep.process.clock import MachineClock
 from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.folder import FolderStore
@@ -82,7 +83,7 @@ def test_what_is_committed_by_its_parts_comes_after_what_was_committed_before(ru
             bring(run, f"checkpoint_0001_{index:06d}", rank, index=index)
     tidy(run, history)
     assert [kept.ref.index for kept in history.in_order()] == [3, 4, 6, 11]
-    assert to_delete(history, CheckpointConfig(num_to_keep=2)) == [
+    assert no_longer_kept(history, CheckpointConfig(num_to_keep=2)) == [
         "checkpoint_0001_000003",
         "checkpoint_0001_000004",
     ]
@@ -102,6 +103,27 @@ def test_what_a_rank_is_missing_from_is_garbage(run: Store) -> None:
     bring(run, "checkpoint_0001_000006", 0, index=6)
     assert tidy(run, history) == []
     assert blocking.list_folders(run) == ["checkpoint_0001_000003"]
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_in_a_part_record_never_makes_a_checkpoint_garbage(tmp_path: Path, bit: int) -> None:
+    folder = "checkpoint_0001_000006"
+    (tmp_path / "sized").mkdir()
+    size = len(bring(open_store(tmp_path / "sized" / "run"), folder, 1, index=6))
+    for place in range(bit, size, 8):
+        (tmp_path / str(place)).mkdir()
+        run, history = open_store(tmp_path / str(place) / "run"), History()
+        commit(run, history, "checkpoint_0001_000003", 3)
+        for rank in range(2):
+            bring(run, folder, rank, index=6)
+        part = Path(run.address(f"{folder}/{checkpoints.PARTS}/rank-00001.json"))
+        data = bytearray(part.read_bytes())
+        data[place] ^= 1 << bit
+        part.write_bytes(data)
+        tidy(run, history)
+        assert run.read(f"{folder}/shard-1") == f"{folder} 1".encode(), f"{bytes(data)!r}"
+        assert history.newest is not None
+        restore.verify(run.child(history.newest.ref.folder))
 
 
 def test_what_is_older_than_the_newest_was_let_go_of_and_does_not_come_back(run: Store) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from everstep.driver import records
-from everstep.driver.ledger import RunLedger
-from everstep.driver.observer import Incarnation
 from everstep.driver.stalls import Stalls
+from everstep.identity import Incarnation
+from everstep.journal import records
+from everstep.journal.ledger import RunLedger
 
 FIRST = Incarnation(1, 0, 0)
 

@@ -101,8 +101,8 @@ def test_a_snapshot_that_is_taken_beside_training_is_whole_before_the_next_one()
     training = Training(MemoryConfig(), step_s=0.1, copy_s=0.0)
     for _ in range(20):
         training.go_on(1)
-        training.cadence.copied(1, copy_s=0.001, whole_s=0.6)
+        training.cadence.taken(1, copy_s=0.001, whole_s=0.6)
     assert training.every == 8
-    training.cadence.copied(1, copy_s=0.1, whole_s=0.6)
+    training.cadence.taken(1, copy_s=0.1, whole_s=0.6)
     training.go_on(100)
     assert training.every > 8, "what training waits is still at most two percent"

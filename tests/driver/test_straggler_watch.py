@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.control.commands import StragglerSeen
-from everstep.control.stragglers import Pace, Slowness, Straggler
-from everstep.driver.history import History
-from everstep.driver.records import decode, encode
 from everstep.driver.stragglers import StragglerWatch
+from everstep.health.stragglers import Pace, Slowness, Straggler
+from everstep.journal.history import History
+from everstep.journal.records import StragglerSeen, decode, encode
 from everstep.topology.placement import Assignment
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from everstep.control.reports import Part
 from everstep.driver.streams import Summary, WorkerStream
 from everstep.protocol import framing, words
+from everstep.saved.reports import Part
 from everstep.topology.placement import Assignment
 
 HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
@@ -48,6 +48,17 @@ def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> N
     assert stream.acknowledgement() is None, "nothing has moved since"
 
 
+def test_a_later_driver_knows_that_a_snapshot_is_still_being_taken() -> None:
+    stream = WorkerStream(HERE, 0)
+    size = hear(stream, words.Joined(), words.Report(1, RAW, taking=True))
+    offset, summary = state(stream.acknowledgement())
+    assert (offset, summary) == (size, Summary(True, 1, 0, taking=1))
+    later = WorkerStream(HERE, 0, offset, msgspec.msgpack.encode(summary))
+    assert later.taking == 1
+    hear(later, words.SnapshotTaken(1, 0.0, 0.0))
+    assert state(later.acknowledgement())[1] == Summary(True, 1, 0)
+
+
 def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
     stream = WorkerStream(HERE, 0)
     before = hear(stream, words.Joined(), plain(1))
@@ -55,7 +66,20 @@ def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
     stream.settle({2}, set())
     assert state(stream.acknowledgement()) == (before, Summary(True, 1, 0))
     stream.settle(set(), set())
-    assert state(stream.acknowledgement()) == (before + after, Summary(True, 3, 0))
+    assert state(stream.acknowledgement()) == (before + after, Summary(True, 3, 0, settled=(2,)))
+
+
+def test_a_later_driver_knows_which_checkpoints_are_committed_or_given_up() -> None:
+    first = WorkerStream(HERE, 0)
+    hear(first, plain(1), saving(2), saving(3), plain(4), saving(5))
+    first.settle({5}, set())
+    acknowledged = first.acknowledgement()
+    assert acknowledged is not None
+    later = WorkerStream(HERE, 0, *acknowledged)
+    assert list(later.settled) == [2, 3]
+    hear(later, saving(5))
+    later.settle(set(), set())
+    assert list(later.settled) == [2, 3, 5]
 
 
 @pytest.mark.parametrize("turn", [0, 1])

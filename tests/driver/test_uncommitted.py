@@ -6,9 +6,9 @@ import pytest
 
 from everstep.control import events as e
 from everstep.control.controller import Controller, Settings
-from everstep.control.deadlines import Deadlines
-from everstep.control.reports import Part
+from everstep.deadlines import Deadlines
 from everstep.driver.uncommitted import Uncommitted
+from everstep.saved.reports import Part
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostView
 

@@ -53,27 +53,31 @@ HANGS: dict[str, Callable[[], None]] = {
 }
 
 
-def is_due(config: dict[str, Any], step: int) -> bool:
-    """Once: in the first attempt, on the rank that hangs."""
+def due(config: dict[str, Any], step: int) -> str | None:
+    """How this rank hangs at this step of the attempt: each attempt has another way, the last has none."""
     context = train.get_context()
-    hangs = context.get_attempt() == 1 and context.get_world_rank() == config["rank"]
-    return hangs and step == config["at"]
+    turn = context.get_attempt() - 1
+    if context.get_world_rank() != config["rank"] or step != config["at"] or turn >= len(config["ways"]):
+        return None
+    way: str = config["ways"][turn]
+    return way
 
 
 def plain(config: dict[str, Any]) -> None:
     """Ranks that don't wait for each other."""
     for step in range(1, config["steps"] + 1):
-        if is_due(config, step):
-            HANGS[config["how"]]()
+        if way := due(config, step):
+            HANGS[way]()
         train.report({"step": step})
         time.sleep(0.02)
 
 
 def with_barriers(config: dict[str, Any]) -> None:
     """Ranks that wait for each other in Everstep's own collectives; rank 0 saves."""
-    for step in range(restore_step() + 1, config["steps"] + 1):
-        if is_due(config, step):
-            HANGS[config["how"]]()
+    start = restore_step()
+    for step in range(start + 1, start + config["steps"] + 1):
+        if way := due(config, step - start):
+            HANGS[way]()
         train.collective.barrier()
         saves = train.get_context().get_world_rank() == 0
         train.report({"step": step}, checkpoint=save_step(step) if saves else None)
@@ -84,12 +88,12 @@ def with_torch(config: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     for step in range(1, config["steps"] + 1):
-        if is_due(config, step):
-            if config["how"] == "return":
-                return
-            if config["how"] != "skip":
-                HANGS[config["how"]]()
-        if not (is_due(config, step) and config["how"] == "skip"):
+        way = due(config, step)
+        if way == "return":
+            return
+        if way is not None and way != "skip":
+            HANGS[way]()
+        if way != "skip":
             dist.all_reduce(torch.ones(4))
         train.report({"step": step})
 
@@ -100,10 +104,11 @@ def with_jax(config: dict[str, Any]) -> None:
     from jax.experimental import multihost_utils
 
     for step in range(1, config["steps"] + 1):
-        if is_due(config, step):
-            if config["how"] == "return":
-                return
-            HANGS[config["how"]]()
+        way = due(config, step)
+        if way == "return":
+            return
+        if way is not None:
+            HANGS[way]()
         multihost_utils.process_allgather(jnp.ones(2) * jax.process_index())
         train.report({"step": step})
 
@@ -245,7 +250,7 @@ def stalls_in_upload(config: dict[str, Any]) -> None:
     """A function of the user's that uploads, and never ends."""
     for step in range(1, config["steps"] + 1):
         train.collective.barrier()
-        stalls = is_due(config, step)
+        stalls = due(config, step)
         train.report(
             {"step": step},
             checkpoint=save_step(step) if train.get_context().get_world_rank() == config["rank"] else None,

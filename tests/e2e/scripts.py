@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 SLOW = """
@@ -54,8 +55,10 @@ def trainer(**config):
 """
 
 
-def start(folder: Path, body: str, **kwargs: object) -> subprocess.Popen[str]:
-    """Run ``SLOW`` followed by ``body`` as a script."""
+def start(
+    folder: Path, body: str, env: Mapping[str, str] | None = None, **kwargs: object
+) -> subprocess.Popen[str]:
+    """Run ``SLOW`` followed by ``body`` as a script, with these variables besides those that there are."""
     script = folder / "script.py"
     script.write_text(SLOW + "\n" + textwrap.dedent(body))
     return subprocess.Popen(
@@ -64,6 +67,6 @@ def start(folder: Path, body: str, **kwargs: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ},
+        env={**os.environ, **(env or {})},
         **kwargs,  # type: ignore[call-overload]
     )

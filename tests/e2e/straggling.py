@@ -75,6 +75,7 @@ def reduces(config: dict[str, Any]) -> None:
 
     stop = torch.zeros(1)
     while not stop.item():
+        # Computes throughout: what it doesn't compute may be waiting for the other rank.
         compute(STEP_S + (MORE_S if is_slow(config) else 0.0))
         stop = torch.tensor([float(Path(config["until"]).exists())])
         dist.all_reduce(stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,10 @@ from processes import ours
 
 def nothing() -> None:
     pass
+
+
+def read_config(config: dict[str, Any]) -> object:
+    return config["self"][0]["lr"]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +64,27 @@ def test_an_unpicklable_config_value_is_named(tmp_path: Path) -> None:
             train_loop_config={"lock": threading.Lock()},
             run_config=RunConfig(storage_path=str(tmp_path)),
         ).fit()
+
+
+def test_a_config_that_contains_itself_runs_and_is_the_same_the_next_time(tmp_path: Path) -> None:
+    def fit() -> object:
+        config: dict[str, object] = {"lr": 0.1}
+        config["self"] = [config]
+        run = RunConfig(storage_path=str(tmp_path), name="run")
+        return Trainer(read_config, train_loop_config=config, run_config=run).fit().return_value
+
+    assert fit() == fit() == 0.1
+
+
+def test_local_functions_that_call_each_other_can_be_trained(tmp_path: Path) -> None:
+    def even(n: int) -> bool:
+        return n == 0 or odd(n - 1)
+
+    def odd(n: int) -> bool:
+        return n != 0 and even(n - 1)
+
+    run = RunConfig(storage_path=str(tmp_path))
+    assert Trainer(lambda: even(4), run_config=run).fit().return_value is True
 
 
 @pytest.mark.parametrize("resources", [{"CPU": 1000}, {"unobtainium": 1}])

@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, TrainingFailedError, report
-from everstep.driver import journal, records
+from everstep.journal import journal, records
 
 
 def three_checkpoints(config: dict[str, Any]) -> int:

@@ -38,10 +38,10 @@ def test_a_run_waits_grows_shrinks_and_grows_again(tmp_path: Path) -> None:
         run.finish()
 
     started = [(s.world_size, s.rung) for s in run.records(GroupStarted)]
-    assert started[-3:] == [(4, Rung.RESIZE), (2, Rung.SHRINK), (4, Rung.RESIZE)]
+    assert started[-3:] == [(4, Rung.PLANNED), (2, Rung.SHRINK), (4, Rung.PLANNED)]
     reasons = [s.reason for s in run.records(GroupStarted)]
     assert "slice-1-host-0" in reasons[-2]
-    assert [r.steps_lost for r in run.records(Recovered) if r.rung is Rung.RESIZE] == [0, 0]
+    assert [r.steps_lost for r in run.records(Recovered) if r.rung is Rung.PLANNED] == [0, 0]
 
 
 def test_growing_waits_for_the_checkpoint_that_it_asks_for_and_loses_no_step(tmp_path: Path) -> None:

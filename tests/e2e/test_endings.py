@@ -19,7 +19,7 @@ from everstep import (
     report,
 )
 from everstep.control.commands import GroupStarted, RecoveryDecided
-from everstep.driver import journal, records
+from everstep.journal import journal, records
 from processes import LIMIT_S, alive, wait_for
 
 from .test_take_over import rows, start, stepped

@@ -13,8 +13,8 @@ import pytest
 
 from everstep import Result
 from everstep.control.commands import Recovered, RecoveryDecided
-from everstep.driver import journal, records
-from everstep.driver.registry import live_runs
+from everstep.journal import journal, records
+from everstep.observe.registry import live_runs
 from processes import LIMIT_S, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -95,7 +95,7 @@ def test_the_shortest_script_survives_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("script", "size"), [("torchft_ddp.py", 1), ("torchft_sharded.py", 2)])
 def test_torchfts_script_goes_on_while_a_group_is_replaced(tmp_path: Path, script: str, size: int) -> None:
-    arguments = ("--storage_path", str(tmp_path), "--run_name", "torchft", "--num_steps", "300")
+    arguments = ("--storage_path", str(tmp_path), "--run_name", "torchft", "--num_steps", "120")
     process = run(script, *arguments, home=tmp_path)
     try:
         wait_for(lambda: "torchft" in live_runs() and committed(tmp_path / "torchft"), "a checkpoint")
@@ -111,4 +111,4 @@ def test_torchfts_script_goes_on_while_a_group_is_replaced(tmp_path: Path, scrip
     assert decided == [(victim // size,)], "its own group, and no other"
     result = Result.from_path(str(tmp_path / "torchft"))
     assert result.metrics is not None
-    assert result.metrics["step"] == 300
+    assert result.metrics["step"] == 120

@@ -16,6 +16,7 @@ from everstep import (
     FunctionLoadError,
     RunConfig,
     ScalingConfig,
+    StorageAccessError,
     Trainer,
     WorkerGroupError,
 )
@@ -62,6 +63,14 @@ def test_a_framework_that_is_not_installed_is_named_before_anything_starts(
     assert "\n" not in str(caught.value)
     assert "pip install" in caught.value.remedy
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a place where nobody can make a folder")
+def test_storage_that_cannot_be_made_is_named_and_its_error_shows_no_code_of_ours(tmp_path: Path) -> None:
+    trainer = Trainer(train, run_config=RunConfig(name="x", storage_path="/proc/missing"))
+    with pytest.raises(StorageAccessError, match="/proc/missing/x can't be created") as caught:
+        trainer.fit()
+    assert [entry.name for entry in caught.traceback][1:] == ["fit"]
 
 
 def test_a_framework_that_is_missing_where_the_workers_run_is_named_and_nothing_is_retried(

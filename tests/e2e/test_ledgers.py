@@ -12,11 +12,12 @@ import pytest
 import everstep as train
 from everstep import CheckpointUploadMode, Result, RunConfig, ScalingConfig, Trainer
 from everstep.control.commands import PhaseChanged
-from everstep.driver import journal, records
+from everstep.journal import journal, records
+from noted import notes
 from processes import LIMIT_S, wait_for
 
 from .scripts import start
-from .training import note, notes, save_step
+from .training import note, save_step
 
 UPLOAD_S = 0.8
 
@@ -139,6 +140,35 @@ def test_the_seconds_of_a_run_that_was_taken_over_add_up(tmp_path: Path) -> None
     assert sum(found.values()) == pytest.approx(2 * (ended - began), rel=1e-3)
     assert found["driver away"] == 0.0
     assert found["checkpoint stall"] > 0.0
+
+
+def validated_at_the_end(shared: Path, checkpoint: train.Checkpoint) -> dict[str, Any]:
+    """Not before the workers have exited."""
+
+    def phases() -> list[str]:
+        return [r.phase for r in journal.read(shared / "run") if isinstance(r, PhaseChanged)]
+
+    wait_for(lambda: "ended" in phases(), "the end of training")
+    return {"loss": 0.5}
+
+
+def test_validations_after_the_workers_have_exited_are_a_category_of_their_own(tmp_path: Path) -> None:
+    def saves_last() -> None:
+        saved = save_step(1) if train.get_context().get_world_rank() == 0 else None
+        train.report({"step": 1}, checkpoint=saved, validation=saved is not None)
+
+    result = Trainer(
+        saves_last,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=str(tmp_path)),
+        validation_config=train.ValidationConfig(partial(validated_at_the_end, tmp_path)),
+    ).fit()
+    assert result.metrics == {"step": 1, "loss": 0.5}
+    read, whole = span(tmp_path)
+    ended = next(r.at for r in read if isinstance(r, PhaseChanged) and r.phase == "ended")
+    validated = next(r.at for r in read if isinstance(r, records.Validated))
+    assert result.ledger["validation"] == pytest.approx(2 * (validated - ended), rel=1e-3)
+    assert sum(result.ledger.values()) == pytest.approx(2 * whole, rel=1e-3)
 
 
 def test_a_run_that_only_reports_never_stalls(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from everstep import (
     Trainer,
     WorkerGroupError,
 )
-from everstep.driver import journal, records
+from everstep.journal import journal, records
 from processes import LIMIT_S
 
 from .scripts import start

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import everstep
 from everstep import ControllerError, FailureConfig, RunConfig, Trainer
-from everstep.engine.local.cluster import LocalCluster
+from everstep.engine.local.cluster import LocalCluster, runtime_folder
 from everstep.engine.local.engine import LocalEngine
 from everstep.topology.slices import SliceName
 from processes import LIMIT_S, alive, ours, wait_for
@@ -24,7 +26,7 @@ from .test_worker_deaths import Fit
 def counts_those_beside_it(config: dict[str, Any]) -> int:
     """Wait to be broken at first; after that, say how many of the first attempt still live."""
     here = Path(config["here"])
-    if everstep.get_context().get_attempt() == 1:
+    if not (here / "first").exists():
         (here / "first.tmp").write_text(f"{os.getpid()} {os.getppid()}")
         (here / "first.tmp").rename(here / "first")
         threading.Event().wait()
@@ -52,27 +54,83 @@ def test_an_agent_that_falls_silent_is_gone_with_all_it_ran_before_the_machine_i
     assert not alive(worker)
 
 
+AGAIN = """
+from e2e.test_own_host import counts_those_beside_it
+
+print("beside it:", Trainer(
+    counts_those_beside_it,
+    train_loop_config={"here": str(HERE)},
+    run_config=RunConfig(name="again", storage_path=str(HERE / "runs")),
+).fit().return_value)
+"""
+
+
 def test_an_agent_that_is_silent_when_a_new_driver_comes_is_replaced_and_not_doubled(tmp_path: Path) -> None:
     from .scripts import start
 
-    body = """
-    from e2e.test_own_host import counts_those_beside_it
-
-    print("beside it:", Trainer(
-        counts_those_beside_it,
-        train_loop_config={"here": str(HERE)},
-        run_config=RunConfig(name="again", storage_path=str(HERE / "runs")),
-    ).fit().return_value)
-    """
-    first = start(tmp_path, body)
+    first = start(tmp_path, AGAIN)
     wait_for(lambda: (tmp_path / "first").exists(), "the worker")
     agent = agent_of(int((tmp_path / "first").read_text().split()[1]))
     first.kill()
     first.communicate()
     os.kill(agent, signal.SIGSTOP)
-    output, errors = start(tmp_path, body).communicate(timeout=LIMIT_S)
+    output, errors = start(tmp_path, AGAIN).communicate(timeout=LIMIT_S)
     assert "beside it: 0" in output, errors
     assert not alive(agent)
+
+
+def keep_everything(_: Path) -> None:
+    pass
+
+
+def remove_the_runtime_folder(_: Path) -> None:
+    shutil.rmtree(runtime_folder())
+
+
+def remove_the_run(folder: Path) -> None:
+    shutil.rmtree(folder / "runs")
+
+
+@pytest.mark.parametrize(
+    ("damage", "session"),
+    [(keep_everything, "another"), (remove_the_runtime_folder, "this"), (remove_the_run, "this")],
+)
+def test_workers_that_a_new_driver_has_no_way_to_reach_are_gone_before_the_machine_is_used_again(
+    tmp_path: Path, damage: Callable[[Path], None], session: str
+) -> None:
+    """Their sockets are in the runtime folder of another session, or were removed with it; or they obey only
+    leases of a journal that was removed.
+    """
+    from .scripts import start
+
+    first = start(tmp_path, AGAIN)
+    wait_for(lambda: (tmp_path / "first").exists(), "the worker")
+    first.kill()
+    first.communicate()
+    damage(tmp_path)
+    other = tempfile.mkdtemp(prefix="ev") if session == "another" else os.environ["XDG_RUNTIME_DIR"]
+    try:
+        again = start(tmp_path, AGAIN, env={"XDG_RUNTIME_DIR": other})
+        output, errors = again.communicate(timeout=LIMIT_S)
+        assert "beside it: 0" in output, errors
+    finally:
+        if session == "another":
+            shutil.rmtree(other)
+
+
+def test_workers_are_found_again_whichever_link_leads_to_their_run(tmp_path: Path) -> None:
+    from .scripts import start
+
+    (tmp_path / "linked").symlink_to(tmp_path / "runs")
+    first = start(tmp_path, AGAIN)
+    wait_for(lambda: (tmp_path / "first").exists(), "the worker")
+    first.kill()
+    first.communicate()
+    again = start(tmp_path, AGAIN.replace('"runs"', '"linked"'))
+    assert again.stderr is not None
+    assert any("took over 1 workers" in line for line in again.stderr)
+    again.terminate()
+    again.communicate()
 
 
 class ComesToLife(LocalEngine):

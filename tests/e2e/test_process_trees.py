@@ -100,6 +100,16 @@ def test_a_killed_worker_takes_its_whole_process_tree_along(tmp_path: Path) -> N
     assert first[1] == second[1], "the template was kept"
 
 
+def test_a_worker_that_is_killed_while_its_template_is_stopped_is_noticed(tmp_path: Path) -> None:
+    def stop_and_kill(worker: int, template: int, *children: int) -> None:
+        os.kill(template, signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+
+    first, second, _ = run_and_break(tmp_path, stop_and_kill, max_failures=1)
+    check_gone(first)
+    assert first[1] != second[1], "another template"
+
+
 def test_a_killed_template_is_a_failure_with_a_name_and_is_replaced(tmp_path: Path) -> None:
     first, second, _ = run_and_break(
         tmp_path, lambda worker, template, *children: os.kill(template, signal.SIGKILL), max_failures=1
@@ -109,7 +119,7 @@ def test_a_killed_template_is_a_failure_with_a_name_and_is_replaced(tmp_path: Pa
 
 
 def test_a_killed_template_without_budget_is_named_in_the_error(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="the template process died \\(signal SIGKILL\\)"):
+    with pytest.raises(WorkerGroupError, match="the template process died \\(killed by SIGKILL\\)"):
         run_and_break(
             tmp_path, lambda worker, template, *children: os.kill(template, signal.SIGKILL), max_failures=0
         )

@@ -313,6 +313,67 @@ def test_a_checkpoint_dir_name_that_everstep_uses_itself_is_refused(tmp_path: Pa
         fit(function, tmp_path, workers=1)
 
 
+@pytest.mark.parametrize("upload", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
+@pytest.mark.parametrize("name", ["x" * 256, "ä" * 128, "x" * 250])
+def test_a_checkpoint_dir_name_that_is_too_long_is_refused_with_its_length(
+    tmp_path: Path, name: str, upload: CheckpointUploadMode
+) -> None:
+    def function() -> None:
+        report({}, checkpoint=save("x"), checkpoint_dir_name=name, checkpoint_upload_mode=upload)
+
+    with pytest.raises(TrainingFailedError, match=f"checkpoint_dir_name=.* has {len(name.encode())} bytes"):
+        fit(function, tmp_path, workers=1)
+
+
+def test_a_checkpoint_dir_name_that_is_no_text_is_refused_by_its_kind(tmp_path: Path) -> None:
+    def function() -> None:
+        report({}, checkpoint=save("x"), checkpoint_dir_name=7)  # type: ignore[arg-type]
+
+    with pytest.raises(TrainingFailedError, match=r"report\(checkpoint_dir_name=…\) is a int"):
+        fit(function, tmp_path, workers=1)
+
+
+def _contains_itself() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["self"] = [found, {"again": found}]
+    return found
+
+
+def _deep(levels: int) -> Any:
+    found: Any = 1.0
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("levels", [None, 101, 10_000])
+def test_metrics_that_contain_themselves_or_are_nested_too_deep_are_named(
+    tmp_path: Path, levels: int | None, workers: int
+) -> None:
+    def function() -> None:
+        inner = _contains_itself() if levels is None else _deep(levels - 1)
+        report({"fine": {"loss": [1.0]}, "bad": inner})
+
+    says = r"report\(metrics\): 'bad' is nested more than 100 levels deep, or contains itself"
+    with pytest.raises((TrainingFailedError, everstep.ConfigError), match=says):
+        fit(function, tmp_path, workers=workers)
+
+
+def test_metrics_as_deep_as_they_may_be_are_kept(tmp_path: Path) -> None:
+    result = fit(lambda: report(_deep(100)), tmp_path, workers=1)
+    assert result.metrics_history == [_deep(100)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_return_value_that_contains_itself_is_returned_and_the_run_has_finished(
+    tmp_path: Path, workers: int
+) -> None:
+    result = fit(_contains_itself, tmp_path, workers=workers, name="run")
+    assert result.return_value["self"][0] is result.return_value
+    assert fit(_contains_itself, tmp_path, workers=workers, name="run").return_value is None
+
+
 def test_ranks_that_name_one_checkpoint_differently_are_told(tmp_path: Path) -> None:
     def function() -> None:
         rank = get_context().get_world_rank()

@@ -99,7 +99,7 @@ def test_a_notebook_cell_in_a_thread_can_be_stopped_while_the_kernel_lives_on(tm
     )
     output, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
-    assert "kernel lives; Run the same command again to resume slow" in output
+    assert "kernel lives; Run the same command again to resume slow from the beginning" in output, "unsaved"
     assert all((tmp_path / f"cleaned-{rank}").exists() for rank in range(2))
 
 

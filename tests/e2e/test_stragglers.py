@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from everstep import RunConfig, ScalingConfig, Trainer
-from everstep.cli.looking import top
+from everstep.cli.inspection import top
 from everstep.cli.runs import show
-from everstep.control.commands import StragglerSeen
-from everstep.control.stragglers import Slowness
-from everstep.driver import journal
-from everstep.driver.registry import live_runs
+from everstep.health.stragglers import Slowness
+from everstep.journal import journal
+from everstep.journal.records import StragglerSeen
+from everstep.observe.registry import live_runs
 from everstep.testing import LocalCluster
 from processes import wait_for
 

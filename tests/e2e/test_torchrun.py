@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+import pytest
 
 import everstep
 from processes import LIMIT_S
@@ -47,7 +49,7 @@ result = TorchTrainer(
     train_loop,
     train_loop_config=json.loads(sys.argv[1]),
     scaling_config=train.ScalingConfig(num_workers=0),
-    run_config=train.RunConfig(storage_path="runs", name=sys.argv[2] if len(sys.argv) > 2 else None),
+    run_config=train.RunConfig(storage_path="runs", name="named"),
 ).fit()
 facts = {"pid": os.getpid(), "kept": len(result.best_checkpoints), "path": result.path}
 facts |= {"metrics": result.metrics, **result.return_value}
@@ -84,16 +86,18 @@ def conflict():
     if train.get_context().get_world_rank() == 1:
         train.report({}, checkpoint=save("weights", "of 1"))
 
-try:
-    TorchTrainer(
-        {"look": look, "conflict": conflict}[sys.argv[1]],
-        scaling_config=train.ScalingConfig(num_workers=0),
-        run_config=train.RunConfig(storage_path="runs", name="run"),
-    ).fit()
-except train.TrainingFailedError as error:
-    Path(f"rank-{os.environ['RANK']}").write_text(str(error))
-else:
-    Path(f"rank-{os.environ['RANK']}").write_text("finished")
+for function in (look, conflict):
+    try:
+        TorchTrainer(
+            function,
+            scaling_config=train.ScalingConfig(num_workers=0),
+            run_config=train.RunConfig(storage_path=f"{function.__name__}-runs"),
+        ).fit()
+    except train.TrainingFailedError as error:
+        told = str(error)
+    else:
+        told = "finished"
+    Path(f"{function.__name__}-{os.environ['RANK']}").write_text(told)
 """
 
 
@@ -110,47 +114,58 @@ def launched(folder: Path, script: str, *arguments: str, restarts: int = 0) -> N
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def torchrun(folder: Path, config: dict[str, Any], *more: str, restarts: int = 0) -> list[dict[str, Any]]:
-    launched(folder, SCRIPT, json.dumps(config), *more, restarts=restarts)
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-
-
-def test_processes_of_torchrun_are_one_group_with_one_run(tmp_path: Path) -> None:
-    leader, other = torchrun(tmp_path, {"steps": 20})
+def test_torchrun_restarts_the_group_and_it_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    launched(tmp_path, SCRIPT, json.dumps({"steps": 10, "fail_at": 4}), restarts=1)
+    leader, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert (leader["start"], other["start"]) == (4, 4)
     assert [leader["place"], other["place"]] == [[2, 0, 0, 2], [2, 1, 1, 2]]
     assert leader["sum"] == other["sum"] == 3.0
     assert other["leader"] == leader["pid"]
     assert leader["path"] == other["path"]
-    assert len(list((tmp_path / "runs").iterdir())) == 1
-    assert leader["metrics"] == other["metrics"] == {"step": 20, "rank": 0}
-    assert leader["kept"] == other["kept"] == 20
+    assert leader["metrics"] == other["metrics"] == {"step": 10, "rank": 0}
+    assert leader["kept"] == other["kept"] == 10
     result = everstep.Result.from_path(leader["path"])
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as folder:
         assert {path.name: path.read_text() for path in Path(folder).iterdir() if "rank" in path.name} == {
-            "rank-0": "20",
-            "rank-1": "20",
+            "rank-0": "10",
+            "rank-1": "10",
         }
 
 
-def test_torchrun_restarts_the_group_and_it_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    leader, other = torchrun(tmp_path, {"steps": 6, "fail_at": 4}, "named", restarts=1)
-    assert (leader["start"], other["start"]) == (4, 4)
-    assert leader["metrics"] == {"step": 6, "rank": 0}
+class Twice(NamedTuple):
+    """A script that trains twice in the same processes, in runs whose names nobody gave."""
+
+    folder: Path
+
+    def told(self, function: str) -> list[str]:
+        return [(self.folder / f"{function}-{rank}").read_text() for rank in (0, 1)]
+
+    def result(self, function: str) -> everstep.Result:
+        (run,) = (self.folder / f"{function}-runs").iterdir()
+        return everstep.Result.from_path(run)
 
 
-def test_ranks_see_the_checkpoint_of_their_report_and_may_end_with_an_exit(tmp_path: Path) -> None:
-    launched(tmp_path, CHECKPOINTS, "look")
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["finished"] * 2
-    result = everstep.Result.from_path(tmp_path / "runs" / "run")
-    assert (result.error, len(result.best_checkpoints)) == (None, 10)
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
+    folder = tmp_path_factory.mktemp("twice")
+    launched(folder, CHECKPOINTS)
+    return Twice(folder)
 
 
-def test_files_of_one_name_end_the_run_on_every_rank(tmp_path: Path) -> None:
-    launched(tmp_path, CHECKPOINTS, "conflict")
-    for rank in (0, 1):
-        assert "ranks 0 and 1 saved 'weights'" in (tmp_path / f"rank-{rank}").read_text()
-    assert everstep.Result.from_path(tmp_path / "runs" / "run").error is not None
+def test_processes_of_torchrun_are_one_group_with_one_run(twice: Twice) -> None:
+    assert twice.result("look").path != twice.result("conflict").path
+
+
+def test_ranks_see_the_checkpoint_of_their_report_and_may_end_with_an_exit(twice: Twice) -> None:
+    assert twice.told("look") == ["finished"] * 2
+    assert (twice.result("look").error, len(twice.result("look").best_checkpoints)) == (None, 10)
+
+
+def test_files_of_one_name_end_the_run_on_every_rank(twice: Twice) -> None:
+    for told in twice.told("conflict"):
+        assert "ranks 0 and 1 saved 'weights'" in told
+    assert twice.result("conflict").error is not None
 
 
 def test_a_trainer_that_has_no_group_of_processes_is_refused(tmp_path: Path) -> None:

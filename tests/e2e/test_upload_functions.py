@@ -177,6 +177,6 @@ def test_an_upload_of_everstep_that_fails_in_the_background_does_not_end_trainin
         report({})
         return "trained on"
 
-    monkeypatch.setattr("everstep.storage.snapshots.finish", fails)
+    monkeypatch.setattr("everstep.storage.pending_uploads.finish", fails)
     result = fit(function, tmp_path, workers=0)
     assert (result.return_value, result.checkpoint) == ("trained on", None)

@@ -31,8 +31,8 @@ from everstep import (
     get_context,
     report,
 )
-from everstep.driver.history import read_history
 from everstep.errors import ConfigError, FunctionLoadError, WorkerGroupError
+from everstep.journal.history import read_history
 from everstep.storage.store import open_store
 from processes import wait_for
 

@@ -25,18 +25,19 @@ from everstep import (
     WorkerGroupError,
 )
 from everstep.control.commands import GroupStarted, Recovered, RecoveryDecided
-from everstep.control.failures import Kind
-from everstep.driver import journal, records
-from everstep.driver.registry import LiveWorker, live_runs
+from everstep.failures import Kind
 from everstep.jax import JaxTrainer
+from everstep.journal import journal, records
+from everstep.observe.registry import LiveWorker, live_runs
 from everstep.testing import LocalCluster
-from everstep.torch import TorchTrainer
+from noted import notes
 from processes import LIMIT_S, alive, wait_for
 
 from .training import (
+    PACE_S,
     BareTorch,
+    elastic_steps,
     jax_steps,
-    notes,
     restore_step,
     save_step,
     steps_without_framework,
@@ -148,7 +149,7 @@ def config(tmp_path: Path, save_every: int = 5) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("times", [5, kills(100)])
+@pytest.mark.parametrize("times", [3, kills(100)])
 @pytest.mark.parametrize("torch", [True, False], ids=["torch", "jax"])
 def test_any_rank_killed_at_any_instant_leads_back_to_every_rank_stepping(
     tmp_path: Path, times: int, torch: bool
@@ -189,9 +190,8 @@ def test_a_lost_host_is_replaced_by_a_spare_and_may_come_back(tmp_path: Path, ho
     with LocalCluster(slices=5, workers_per_host=1) as cluster:
         fit = Fit(
             lambda: Trainer(
-                torch_steps,
-                backend_config=BareTorch(),
-                train_loop_config=config(tmp_path),
+                elastic_steps,
+                train_loop_config={**config(tmp_path), "pause_s": PACE_S},
                 scaling_config=ScalingConfig(num_workers=4),
                 run_config=RunConfig(
                     name="hosts", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=-1)
@@ -251,8 +251,9 @@ def test_the_error_names_the_rank_that_failed_first_not_its_peers(tmp_path: Path
             dist.all_reduce(torch.ones(8))
 
     with pytest.raises(WorkerGroupError) as caught:
-        TorchTrainer(
+        Trainer(
             fails,
+            backend_config=BareTorch(),
             scaling_config=ScalingConfig(num_workers=4),
             run_config=RunConfig(storage_path=str(tmp_path)),
         ).fit()

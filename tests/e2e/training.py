@@ -11,8 +11,9 @@ from typing import Any
 
 import everstep as train
 from everstep.backend.torch import TorchBackend
+from everstep.process.current import current
 
-PACE_S = 0.01
+PACE_S = 0.05
 """A step takes at least this long: a test that waits for something else leaves the machine to others."""
 
 
@@ -34,15 +35,6 @@ def note(config: dict[str, Any], **facts: Any) -> None:
     )
     with path.open("a") as out:
         out.write(line + "\n")
-
-
-def notes(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """All notes, by rank."""
-    found = {}
-    for path in sorted(Path(folder).glob("rank-*.jsonl")):
-        rank = int(path.stem.split("-")[1])
-        found[rank] = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return found
 
 
 def restore_step() -> int:
@@ -254,7 +246,7 @@ def torchft_steps(config: dict[str, Any]) -> str:
     replicated = model if sharded else FaultTolerantDDP(manager, model)
     stepper = Optimizer(manager, optimizer)
     data = torch.Generator().manual_seed(rank if sharded else group)
-    note(config, step=start, restored=True, generation=train.here.current("test").spec.generation)
+    note(config, step=start, restored=True, generation=current("test").spec.generation)
     told, last = nn.Parameter(torch.zeros(1)), Path(config["notes"]) / f"last-{group}"
 
     def told_to_stop() -> bool:
@@ -284,7 +276,7 @@ def torchft_steps(config: dict[str, Any]) -> str:
         # A group that is slow is left out of a step, and catches up at a later one.
         if is_last and step > before and together == int(until.read_text()):
             break
-        time.sleep(PACE_S)
+        time.sleep(2 * PACE_S)  # a step of torchft's takes several processes to agree
     manager.shutdown(wait=False)
     digest = hashlib.sha256()
     for parameter in parameters.values():
@@ -305,7 +297,7 @@ def independent_steps(config: dict[str, Any]) -> int:
         saves = context.get_replica_group_rank() == 0 and step % config["save_every"] == 0
         train.report({"step": step, "pid": os.getpid()}, checkpoint=save_step(step) if saves else None)
         note(config, step=step, together=context.get_num_replica_groups())
-        time.sleep(0.02)
+        time.sleep(PACE_S)
     return step
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from everstep.backend.base import NoBackend
-from everstep.control.failures import Incident
 from everstep.driver.exits import failure_of
 from everstep.engine.ray.clocks import HostClock
+from everstep.failures import Incident
 from everstep.protocol import framing, wire
 
 HOUR = 3600.0
@@ -72,7 +72,7 @@ def test_what_failed_first_is_the_cause_whatever_its_host_calls_the_time(ahead: 
     clocks = [clock_of(0.0, (now, 0.001, 0.001)), clock_of(ahead, (now, 0.001, 0.001))]
     told = [exited(0, now - 1.0), exited(1, now - 2.0 + ahead)]
     failures = [
-        failure_of(message, f"host-{message.rank}", clock.ours(message.at), True, NoBackend())
+        failure_of(message, f"host-{message.rank}", clock.ours(message.at), NoBackend())
         for message, clock in zip(told, clocks, strict=True)
     ]
     incident = Incident(failures[0], now)

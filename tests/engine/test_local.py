@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from everstep import ControllerError, InfeasibleResourcesError, RunConfig, ScalingConfig, Trainer
+from everstep.engine.local.cluster import HostFile
 from everstep.engine.local.engine import LocalEngine
+from everstep.engine.local.link import LocalLink
+from everstep.protocol import wire
 from everstep.testing import LocalCluster
 
 
@@ -53,8 +58,8 @@ def test_processors_of_virtual_hosts_are_those_of_the_machine(tmp_path: Path) ->
 class Blinded(LocalEngine):
     """Its watch over the hosts breaks, after the workers have started."""
 
-    async def _look(self) -> None:
-        await super()._look()
+    async def look(self) -> None:
+        await super().look()
         if any(link.run for link in self.links.values()):
             raise OSError("too many open files")
 
@@ -73,3 +78,18 @@ def test_an_engine_that_can_not_go_on_ends_the_run_with_its_cause(tmp_path: Path
     )
     with pytest.raises(ControllerError, match="too many open files"):
         trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("run", "workers", "is_free"),
+    [("", 0, True), ("", 1, False), ("mine", 1, True), ("another", 0, False)],
+)
+def test_a_host_is_free_that_is_ours_or_nobodys_and_empty(run: str, workers: int, is_free: bool) -> None:
+    engine = SimpleNamespace(
+        ask=SimpleNamespace(holder="mine", workers=1),
+        status_changed=lambda: None,
+        sink=SimpleNamespace(on_message=lambda host, message: None),
+    )
+    link = LocalLink(cast(Any, engine), HostFile("host", "slice", 0, 1, 1, 1, 1))
+    link.heard(wire.Status("host", wire.WIRE_VERSION, 1, run, 1, workers))
+    assert link.view().free is is_free

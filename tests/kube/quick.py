@@ -17,7 +17,7 @@ from processes import LIMIT_S
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["everstep.cli.operator", "everstep.kube.webhook", "everstep.kube.neighbours"]
+    ["everstep.cli.operator", "everstep.kube.webhook", "everstep.kube.other_operators"]
 )
 
 

@@ -108,10 +108,14 @@ def test_slices_of_tpus_come_from_none_and_again_when_one_is_lost_and_go_when_id
         port = space.cluster()["spec"]["headGroupSpec"]["rayStartParams"]["port"]
         with training(f"{head['status']['podIP']}:{port}", tmp_path, kubelet.logs, **wants) as driver:
             see(lambda: world(tmp_path) == 4, "training on two slices, where there were none")
-            assert space.places("tpu") == [(0, 0), (0, 1), (1, 0), (1, 1)], "as many as were asked for"
+            # Ray's autoscaler takes a slice back that is idle for ten seconds before the run has it.
+            slices = {index for index, _ in space.places("tpu")}
+            assert space.places("tpu") == [(index, host) for index in sorted(slices) for host in (0, 1)]
+            assert len(slices) == 2, "as many as were asked for"
             assert space.places("other") == [], "of another topology"
-            lost = space.uids(index=1)
-            kubelet.fail(space.workers(index=1)[0]["metadata"]["name"])
+            last = max(slices)
+            lost = space.uids(index=last)
+            kubelet.fail(space.workers(index=last)[0]["metadata"]["name"])
             see(lambda: world(tmp_path) == 2, "training on the slice that is left")
             see(lambda: world(tmp_path) == 4, "training on two slices again")
             assert not lost & space.uids()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from typing import Any
 
 import pytest
 
 from everstep.kube import pods, services, sidecar as autoscaler
-from everstep.kube.farewell import say_goodbye
+from everstep.kube.pre_stop import say_goodbye
 from everstep.kube.quantities import number, rounded_up
 from everstep.kube.spec import parse
 from kube.world import group, manifest, template
+from processes import LIMIT_S
 
 
 def worker(spec: dict[str, Any], index: int = 1, host: int = 2, **more: Any) -> dict[str, Any]:
@@ -85,6 +88,24 @@ def test_a_command_of_the_containers_own_comes_first_unless_it_is_to_be_all() ->
     assert pod["spec"]["containers"][0]["args"] == ["echo hello"]
     generated = {v["name"]: v.get("value") for v in pod["spec"]["containers"][0]["env"]}
     assert str(generated["KUBERAY_GEN_RAY_START_CMD"]).startswith("ray start ")
+
+
+def test_a_worker_waits_until_its_head_can_be_connected_to() -> None:
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))  # the port is taken, and nobody listens there
+        port = head.getsockname()[1]
+        spec = {"template": template(), "rayStartParams": {"port": str(port)}}
+        cluster = parse(manifest(group(), headGroupSpec=spec))
+        pod = pods.worker_pod(cluster, cluster.groups[0], "a-name", "tpu-xxxxx", 0, 0)
+        first = pod["spec"]["initContainers"][-1]
+        # Names of Services are addresses here.
+        script = first["args"][0].replace(cluster.head_host, "127.0.0.1")
+        waiting = subprocess.Popen([*first["command"], script], stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == f"waiting for the head at 127.0.0.1:{port}\n"
+        head.listen()
+        waiting.communicate(timeout=LIMIT_S)
+        assert waiting.returncode == 0
 
 
 def test_another_port_is_known_to_everybody() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from everstep.kube.actions import CreateHead, CreateReplica, CreateService, DeletePod, LabelPod
+from everstep.kube.backoff import STEADY_S, ApiRefusal, of_growth, of_pod, of_replica, of_service
 from everstep.kube.replicas import PATIENCE_S
-from everstep.kube.setbacks import STEADY_S, ApiRefusal, of_growth, of_pod, of_replica, of_service
 from kube.world import GRACE_S, UID, World, group, manifest, template
 
 

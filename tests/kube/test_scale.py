@@ -15,7 +15,7 @@ import pytest
 from everstep.kube.conditions import stamp
 from everstep.testing.kube import ApiServer
 from kube.live import MERGE, Namespace, operating
-from kube.test_setbacks import keeping
+from kube.test_backoff_of_objects import keeping
 from kube.test_slices import cluster
 from kube.world import group
 

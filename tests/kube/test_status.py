@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from everstep.kube import status
+from everstep.kube.backoff import STEADY_S, ApiRefusal, ReplicaFailure
 from everstep.kube.reconcile import Observed
-from everstep.kube.setbacks import STEADY_S, ApiRefusal, ReplicaFailure
 from kube.world import World, group, manifest
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,14 @@ note started
 while :; do sleep 0.1; done
 """
 
+_HEAD = """
+import os, signal, socket
+listening = socket.create_server((os.environ["POD_IP"], 6379))
+with open("LOG", "a") as log:
+    print("started", os.environ["POD"], file=log)
+signal.pause()
+"""
+
 
 def test_each_slice_is_told_before_it_ends_and_after_the_one_before_is_back(
     server: ApiServer, tmp_path: Path
@@ -134,15 +142,11 @@ def test_each_slice_is_told_before_it_ends_and_after_the_one_before_is_back(
     """Real processes and hooks, without Ray."""
     space, log = Namespace(server), tmp_path / "log"
     log.touch()
-    (tmp_path / "bin").mkdir()
-    head_is_up = tmp_path / "bin" / "ray"
-    head_is_up.write_text("#!/bin/sh\nexit 0\n")
-    head_is_up.chmod(0o755)
 
-    def work(release: str) -> dict[str, Any]:
+    def work(release: str, *command: str) -> dict[str, Any]:
         env = [
             {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            {"name": "PATH", "value": f"{head_is_up.parent}:{os.environ['PATH']}"},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "RELEASE", "value": release},
         ]
         told = ["bash", "-c", f'echo "told $POD" >> {log}']
@@ -150,14 +154,15 @@ def test_each_slice_is_told_before_it_ends_and_after_the_one_before_is_back(
         ray = {
             "name": "ray",
             "image": "work",
-            "command": ["bash", "-c", _WORK.replace("LOG", str(log))],
+            "command": [part.replace("LOG", str(log)) for part in command or ("bash", "-c", _WORK)],
             "env": env,
             "readinessProbe": {"exec": {"command": started}},
             "lifecycle": {"preStop": {"exec": {"command": told}}},
         }
         return {"spec": {"containers": [ray], "terminationGracePeriodSeconds": 60}}
 
-    made = cluster(group(replicas=2, hosts=2, template=work("1")), headGroupSpec={"template": work("1")})
+    head = work("1", sys.executable, "-c", _HEAD)
+    made = cluster(group(replicas=2, hosts=2, template=work("1")), headGroupSpec={"template": head})
     made["metadata"]["annotations"].update(
         {"everstep.dev/max-unavailable": "1", "ray.io/overwrite-container-cmd": "true"}
     )

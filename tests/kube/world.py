@@ -9,8 +9,8 @@ import msgspec
 
 from everstep.kube import actions, services
 from everstep.kube.actions import Plan
+from everstep.kube.backoff import ApiRefusal, ReplicaFailure
 from everstep.kube.reconcile import Observed, reconcile
-from everstep.kube.setbacks import ApiRefusal, ReplicaFailure
 from everstep.kube.spec import ClusterSpec, parse
 from everstep.kube.view import PodView, ServiceView, service_view, view
 

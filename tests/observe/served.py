@@ -14,16 +14,16 @@ import msgspec
 
 from bench.synthetic import opened, write_journal
 from everstep.control import commands as c
-from everstep.driver import journal, records
+from everstep.journal import journal, records
+from everstep.observe.run_cache import RunCache
 from everstep.observe.server import PageServer
-from everstep.observe.shelf import Shelf
 
 TOKEN = "a-token-of-the-test"
 
 
 @contextlib.contextmanager
 def serving(storage: Path) -> Iterator[PageServer]:
-    server = PageServer(Shelf(str(storage), with_live=False), 0, TOKEN)
+    server = PageServer(RunCache(str(storage), with_live=False), 0, TOKEN)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from bench.synthetic import synthetic, write_journal
-from everstep.driver import records
-from everstep.driver.housekeeping import stop_request
-from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
+from everstep.journal import records
+from everstep.journal.lease import stop_request
+from everstep.observe.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.observe.server import PageServer
 from processes import wait_for
 

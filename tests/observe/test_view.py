@@ -13,11 +13,12 @@ import pytest
 
 from bench.synthetic import WALL, opened, row, synthetic, write_journal
 from everstep.control import commands as c
-from everstep.control.failures import Budget, Failure, Kind
-from everstep.control.stragglers import Slowness
-from everstep.driver import journal, records
-from everstep.driver.history import History
+from everstep.control.budgets import Budget
 from everstep.errors import JournalFormatError
+from everstep.failures import Failure, Kind
+from everstep.health.stragglers import Slowness
+from everstep.journal import journal, records
+from everstep.journal.history import History
 from everstep.observe.page import as_json, static_page
 from everstep.observe.texts import MOST
 from everstep.observe.view import RunView
@@ -181,9 +182,18 @@ def test_an_incident_has_its_cause_its_traceback_its_phases_and_what_came_with_i
     assert incident["recovery"]["steps_lost"] == 2
 
 
+def test_an_incident_of_a_script_that_never_reports_is_over_when_its_workers_run(tmp_path: Path) -> None:
+    silent = records.RecoveredWithoutReport(**msgspec.structs.asdict(AGAIN[-1]))
+    [incident] = plain(tmp_path, *FIRST, *AGAIN[:-1], silent)["incidents"]
+    assert incident["until"] == WALL + 23.75
+    assert incident["recovery"]["steps_lost"] is None
+    assert incident["recovery"]["seconds"] == 4.75
+    assert "first step" not in dict(incident["recovery"]["phases"])
+
+
 def test_a_straggler_is_an_incident_from_when_it_is_named_until_it_is_over(tmp_path: Path) -> None:
-    def slow(at: float, rank: int, over: str = "") -> c.StragglerSeen:
-        return c.StragglerSeen(at, 1, (rank,), "host-0", Slowness.COMPUTING, 0.25, over)
+    def slow(at: float, rank: int, over: str = "") -> records.StragglerSeen:
+        return records.StragglerSeen(at, 1, (rank,), "host-0", Slowness.COMPUTING, 0.25, over)
 
     view = plain(tmp_path, *FIRST, slow(10.0, 0), slow(11.0, 1), slow(12.0, 0, "recovered"), *AGAIN)
     found = [i for i in view["incidents"] if i["kind"] == "straggler"]

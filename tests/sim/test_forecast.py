@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.control.ledger import Category
 from everstep.forecast.answer import ForecastAnswer, advise, ask, best_interval_s
 from everstep.forecast.outages import TraceError, load_trace, read_trace, with_notices
 from everstep.forecast.plot import PlotUnavailable, plot
 from everstep.forecast.presets import PRESETS
 from everstep.forecast.question import EVERSTEP, FULL_RESTART, POLICIES, ForecastQuestion, Policy
+from everstep.goodput import Category
 
 QUIET = ForecastQuestion(slices=8, days=1.0, mtbf_h=None, checkpoint_every_s=600.0, checkpoint_cost_s=6.0)
 BUSY = ForecastQuestion(slices=8, hosts_per_slice=2, spares=1, days=10.0, mtbf_h=300.0, repair_h=6.0, seed=3)
@@ -93,6 +93,51 @@ def test_with_replica_groups_the_others_never_stop(tmp_path: Path) -> None:
     assert groups.restarts == {"first start": 1, "replace the failed replica groups": 1}
     assert groups.steps_lost == 0
     assert groups.goodput > alone.goodput
+
+
+SLOW = msgspec.structs.replace(
+    EVERSTEP, phases=msgspec.structs.replace(EVERSTEP.phases, prepare_s=200.0, start_s=90.0, restore_s=33.0)
+)
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["one group", "replica groups"])
+def test_a_host_that_is_lost_while_its_group_restores_ends_that(tmp_path: Path, groups: bool) -> None:
+    """Its replacement is lost 10 s into restoring, and again as late as can be: within the time in which a
+    loss isn't noticed.
+    """
+    lines = [f"0,add,node{i}" for i in range(7)]
+    restores = 3000.0 + 1.5 + 0.01 + 200.0 + 90.0 + (0.0 if groups else 0.022)
+    question = change(QUIET, slices=4, days=0.1, replica_groups=groups)
+    once = ask(change(question, trace=trace(tmp_path, *lines, "3000000,remove,node2")), SLOW)
+    for into in (10.0, 32.5):
+        again = f"{1000 * (restores + into):.0f},remove,node4"
+        twice = ask(change(question, trace=trace(tmp_path, *lines, "3000000,remove,node2", again)), SLOW)
+        hosts, in_all = 1 if groups else 4, 4 * question.seconds
+        more = {name: (share - once.shares[name]) * in_all for name, share in twice.shares.items()}
+        assert twice.host_failures == 2
+        assert more["restore"] == pytest.approx(hosts * into, abs=hosts * 0.3)
+        assert more["detect"] == pytest.approx(hosts * 1.5, abs=0.1)
+        assert more["restart"] == pytest.approx(hosts * 291.0, abs=hosts * 0.3)  # with a pause of 1 s
+        assert twice.steps_lost == pytest.approx(once.steps_lost, abs=0.1)
+        assert once.recovery_s is not None
+        # Two losses, one interruption.
+        assert twice.recovery_s == pytest.approx(once.recovery_s + into + 1.5 + 291.0, abs=0.5)
+
+
+def test_a_group_that_restores_again_restores_all_of_it(tmp_path: Path) -> None:
+    """It is back at restoring before the first time would have been over."""
+    slow = msgspec.structs.replace(EVERSTEP, phases=msgspec.structs.replace(EVERSTEP.phases, restore_s=33.0))
+    lines = [f"0,add,node{i}" for i in range(7)]
+    lost = ["3000000,remove,node2", "3010000,remove,node4"]
+    question = change(QUIET, slices=4, days=0.1, replica_groups=True)
+    answer = ask(change(question, trace=trace(tmp_path, *lines, *lost)), slow)
+    restored = answer.shares["restore"] * 4 * question.seconds
+    assert restored == pytest.approx(4 * 33.0 + (10.0 - 1.5 - 0.01 - 2.2 - 0.07) + 33.0, abs=0.3)
+
+
+def test_the_trace_goes_through_with_slow_recoveries() -> None:
+    question = change(PRESETS["bamboo-p3"].question, replica_groups=True, slices=12, min_slices=12)
+    assert sum(ask(question, SLOW).shares.values()) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_replica_group_without_a_place_waits_for_capacity(tmp_path: Path) -> None:

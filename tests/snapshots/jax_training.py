@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import everstep as train
 from everstep.jax import State
 
-PACE_S = 0.02
+PACE_S = 0.05
 
 
 def note(config: dict[str, Any], **facts: Any) -> None:
@@ -71,12 +71,21 @@ def first_state(rows: int) -> State:
     return State(params=params, moments=moments, key=jax.random.key(rank), own=np.array([rank]), losses=[])
 
 
+def whole_of(state: State) -> str:
+    """A fingerprint of what all processes have of the arrays between them."""
+    arrays = multihost_utils.process_allgather((state.params, state.moments.mean), tiled=True)
+    found = hashlib.sha256()
+    for array in jax.tree.leaves(arrays):
+        found.update(np.asarray(array).tobytes())
+    return found.hexdigest()
+
+
 def steps(config: dict[str, Any]) -> list[float]:
     """Trains until it is told to stop, or for so many steps. Returns the weight."""
     rows = config.get("rows", 8)
     state = first_state(rows)
     step = state.restore()
-    note(config, step=step, restored=True, state=fingerprint(state) if step else "")
+    note(config, step=step, restored=True, state=fingerprint(state) if step else "", whole=whole_of(state))
     rank = train.get_context().get_world_rank()
     until = Path(config["until"])
     mesh = Mesh(np.array(jax.devices()), ("all",))
@@ -91,7 +100,7 @@ def steps(config: dict[str, Any]) -> list[float]:
         state.key, _ = jax.random.split(state.key)
         state.own = state.own + 1000
         state.losses = [*state.losses[-3:], float(loss)]
-        note(config, step=step, state=fingerprint(state))
+        note(config, step=step, state=fingerprint(state), whole=whole_of(state))
         train.report({"step": step}, state=state, step=step)
         note(config, step=step, reported=True)
         if stop:
@@ -100,9 +109,22 @@ def steps(config: dict[str, Any]) -> list[float]:
     return list(np.asarray(multihost_utils.process_allgather(state.params["weight"], tiled=True)).ravel())
 
 
-def mistaken(config: dict[str, Any]) -> None:
-    """Reports a state as one should not."""
-    match config["mistake"]:
+def mistaken(config: dict[str, Any]) -> dict[str, str]:
+    """Reports states as one should not, and then one as one should. Returns what it is told about each
+    mistake.
+    """
+    told = {}
+    for mistake in config["mistakes"]:
+        try:
+            _make(mistake)
+        except Exception as error:
+            told[mistake] = str(error)
+    train.report({}, state=State(params=jnp.ones(4)), step=1)
+    return told
+
+
+def _make(mistake: str) -> None:
+    match mistake:
         case "not an array":
             State(params={"a": [object()]})
         case "donated":

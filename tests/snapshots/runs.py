@@ -7,23 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from everstep import CheckpointConfig, FailureConfig, MemoryConfig, Result, RunConfig, ScalingConfig
+from everstep import CheckpointConfig, FailureConfig, MemoryConfig, Result, RunConfig, ScalingConfig, Trainer
+from everstep.control.commands import Recovered
+from everstep.journal import journal
 from everstep.torch import TorchTrainer
+from noted import notes
 from processes import LIMIT_S, wait_for
-
-from .training import notes
 
 
 class Fit:
     """``fit()`` in a thread of its own."""
 
-    def __init__(self, trainer: TorchTrainer) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(trainer,), daemon=True)
         self._thread.start()
 
-    def _run(self, trainer: TorchTrainer) -> None:
+    def _run(self, trainer: Trainer) -> None:
         try:
             self._result = trainer.fit()
         except BaseException as error:
@@ -48,13 +49,18 @@ class World:
         self.until = folder / "until"
 
     def trainer(
-        self, function: Callable[..., Any], workers: int = 2, every_s: float = 0.2, **more: Any
-    ) -> TorchTrainer:
+        self,
+        function: Callable[..., Any],
+        workers: int | tuple[int, int] = 2,
+        every_s: float = 0.2,
+        kind: type[Trainer] = TorchTrainer,
+        **more: Any,
+    ) -> Trainer:
         config = {"notes": str(self.notes), "until": str(self.until), **more.pop("config", {})}
-        return TorchTrainer(
+        return kind(
             function,
             train_loop_config=config,
-            scaling_config=ScalingConfig(num_workers=workers),
+            scaling_config=ScalingConfig(num_workers=workers, **more.pop("scaling", {})),
             run_config=RunConfig(
                 name="run",
                 storage_path=str(self.folder / "runs"),
@@ -78,15 +84,48 @@ class World:
         """Until every rank has reported it in this attempt."""
 
         def reached() -> bool:
-            found = self.of_epoch(epoch)
+            found = [each for each in self.of_epoch(epoch).values() if each]
             return len(found) == ranks and all(
-                any(n.get("reported") and n["step"] >= step for n in each) for each in found.values()
+                any(n.get("reported") and n["step"] >= step for n in each) for each in found
             )
 
         wait_for(reached, f"step {step} of attempt {epoch}")
 
+    def pid_of(self, epoch: int, rank: int) -> int:
+        return int(self.of_epoch(epoch)[rank][-1]["pid"])
+
+    def attempt(self) -> int:
+        """The newest in which some rank has begun."""
+        return max(n["epoch"] for each in notes(self.notes).values() for n in each)
+
+    def wait_for_recovery(self, after: int, ranks: int = 2) -> None:
+        """Until every rank has reported in an attempt after this one."""
+
+        def recovered() -> bool:
+            each = self.of_epoch(self.attempt()).values()
+            reported = [any(n.get("reported") for n in some) for some in each if some]
+            return self.attempt() > after and len(reported) == ranks and all(reported)
+
+        wait_for(recovered, f"{ranks} ranks that train after attempt {after}")
+
+    def recoveries(self) -> list[Recovered]:
+        """What the journal says of them."""
+        records = journal.read(self.folder / "runs" / "run")
+        return [record for record in records if isinstance(record, Recovered)]
+
     def newest_step(self, epoch: int) -> int:
         return max(n["step"] for each in self.of_epoch(epoch).values() for n in each)
+
+    def check_restored_whole(self, epoch: int) -> int:
+        """All ranks of this attempt, however many, began with what others had between them at one step
+        before. Returns the step.
+        """
+        restored = [n for each in self.of_epoch(epoch).values() for n in each if n.get("restored")]
+        ((step, whole),) = {(n["step"], n["whole"]) for n in restored}
+        before = [n for each in notes(self.notes).values() for n in each if n["epoch"] < epoch]
+        known = {n["whole"] for n in before if n["step"] == step and "whole" in n}
+        assert known == {whole}, f"another state than that of step {step}"
+        return int(step)
 
     def check_restored(self, epoch: int) -> int:
         """All ranks of this attempt began with exactly what they had at one step before. Returns the step."""

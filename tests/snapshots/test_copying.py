@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -111,11 +110,6 @@ def test_what_is_brought_back_to_a_device_is_what_was_saved(monkeypatch: pytest.
     copier.all_is_back()
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
     assert side.bounces == 2, "the host fills one while the device reads the other"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 def test_a_snapshot_that_one_rank_is_still_copying_counts_for_none(world: World) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from everstep.control.snapshots import At
 from everstep.errors import ConfigError
+from everstep.saved.snapshots import At
 from everstep.snapshots.layout import Index, Layout, Shard, covered, overlap, rank_of_index
-from everstep.snapshots.segments import Segment, Slot
+from everstep.snapshots.segments import FileContent, Segment, Slot
 from everstep.snapshots.tree import Flattened, rebuild
 
 
@@ -119,12 +119,16 @@ def test_shards_overlap_where_they_hold_the_same_numbers() -> None:
 def test_a_slot_holds_a_snapshot_only_once_it_is_finished() -> None:
     slot = Slot.create("test", {"state": 16})
     assert slot.label is None
-    slot.finish(At(2, 7), 2, b"notes", b"d" * 32)
+    slot.finish(At(2, 7), 2, b"notes", {"state": b"d" * 32})
     assert slot.label is not None
-    assert (slot.label.at, slot.notes, slot.label.digest) == ((2, 7), b"notes", b"d" * 32)
+    assert (slot.label.at, slot.notes) == ((2, 7), b"notes")
+    record = slot.record
+    assert record is not None
+    assert record.is_sound
+    assert record.contents == {"state": FileContent(16, b"d" * 32)}
     slot.clear()
     assert slot.label is None
-    slot.finish(At(2, 8), 2, b"longer notes" * 1000, b"e" * 32)
+    slot.finish(At(2, 8), 2, b"longer notes" * 1000, {"state": b"e" * 32})
     assert slot.notes == b"longer notes" * 1000
     slot.close()
 

@@ -15,7 +15,7 @@ import pytest
 
 from everstep import MemoryConfig
 from everstep.control.commands import Recovered
-from everstep.driver import journal
+from everstep.journal import journal
 from everstep.snapshots.segments import Segment, Slot
 from everstep.testing import LocalCluster
 from processes import ours, wait_for
@@ -27,11 +27,6 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"
 
 NEVER_S = 3600.0
 """No state is written to storage while such a run trains: what it restores comes from memory."""
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 def recoveries(world: World) -> list[Recovered]:
@@ -56,7 +51,7 @@ def newest_snapshot() -> int:
     for agent in agents():
         for path in segments(agent):
             with suppress(FileNotFoundError):
-                if "notes" in os.readlink(path):
+                if "notes" in os.readlink(path) and os.stat(path).st_size:
                     slot = Slot(Segment(os.open(path, os.O_RDWR)), {})
                     found += [slot.label.index] if slot.label is not None else []
                     slot.close()
@@ -92,7 +87,7 @@ def test_a_killed_worker_loses_at_most_one_step_without_any_checkpoint(world: Wo
 def test_ranks_killed_at_any_instant_restore_what_all_of_them_had_at_one_step(
     world: World, rng: random.Random
 ) -> None:
-    strike_at_random(world, rng, 8)
+    strike_at_random(world, rng, 4)
 
 
 @pytest.mark.soak
@@ -135,10 +130,12 @@ def test_a_damaged_snapshot_is_noticed_and_storage_is_used(world: World) -> None
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     for path in segments(agent):
-        if "shared" in os.readlink(path):
-            with open(path, "r+b") as segment:
-                segment.seek(-4, os.SEEK_END)
-                segment.write(b"\xff\xff\xff\xff")
+        # What has been written to storage meanwhile is closed.
+        with suppress(FileNotFoundError):
+            if "shared" in os.readlink(path):
+                with open(path, "r+b") as segment:
+                    segment.seek(-4, os.SEEK_END)
+                    segment.write(b"\xff\xff\xff\xff")
     kill(frozen[0])
     world.wait_for_step(3, 1)
     assert world.check_restored(3) > 0
@@ -173,7 +170,7 @@ def test_without_enough_memory_the_run_says_so_and_goes_on_with_storage_alone(
     assert [r.state_from.split(",")[0] for r in recoveries(world)] == ["storage"]
     said = [line for line in capfd.readouterr().err.splitlines() if "no snapshots in memory" in line]
     assert len(said) == 1
-    assert re.search(r"GiB needed, and snapshots may have 0\.0 GiB \(0% of the host's [0-9.]+ GiB\)", said[0])
+    assert re.search(r"MiB needed, and snapshots may have 0 MiB \(0% of the host's [0-9.]+ GiB\)", said[0])
 
 
 def test_snapshots_are_as_far_apart_as_the_run_asks_for(world: World) -> None:

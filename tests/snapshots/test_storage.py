@@ -15,17 +15,13 @@ from everstep import ConfigError, RunConfig, ScalingConfig, WorkerGroupError
 from everstep.driver.states import StatesDue
 from everstep.protocol import words
 from everstep.torch import TorchTrainer
+from noted import notes
 from processes import wait_for
 
 from .runs import Fit, World
-from .training import divided_steps, mistaken, notes, steps
+from .training import divided_steps, make_mistake, mistaken, steps
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 def test_the_last_state_is_in_storage_and_loads_without_everstep(world: World) -> None:
@@ -142,31 +138,34 @@ def test_what_was_divided_among_four_is_restored_at_two_and_at_four_again(world:
     assert restored == [[0, 2, 4], [0, 2, 4], [0, 4], [0, 4]]
 
 
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        ("no state_dict", "State(lock=…) got a TextIOWrapper, which has no state_dict()"),
-        ("no step", "report(state=…) got step=None. Give the number of the step that is done, or"),
-        ("no state", "report(state=…) got a Linear. Give it an everstep.torch.State(model=…, optimizer=…)"),
-        (
-            "other tree",
-            "optimizer/state/0/exp_avg was not there in the first snapshot, and is F32 [2, 2]",
-        ),
-        ("another rank's", "tensor is F32 [3] at rank 1, and F32 [2] at rank 0. Make the State of the same"),
-        ("sparse", "tensor in the state is a tensor that can't be saved: torch.float32, torch.sparse_coo"),
-        ("late restore", "State.restore() after report(): call it once, before the first step"),
-    ],
-)
-def test_a_mistaken_state_is_refused_with_a_remedy(world: World, mistake: str, message: str) -> None:
+MISTAKES = {
+    "no state_dict": "State(lock=…) got a TextIOWrapper, which has no state_dict()",
+    "no step": "report(state=…) got step=None. Give the number of the step that is done, or",
+    "no state": "report(state=…) got a Linear. Give it an everstep.torch.State(model=…, optimizer=…)",
+    "sparse": "tensor in the state is a tensor that can't be saved: torch.float32, torch.sparse_coo",
+    "other tree": "optimizer/state/0/exp_avg was not there in the first snapshot, and is F32 [2, 2]",
+    "late restore": "State.restore() was called after report(). Call it once, before the first step",
+}
+
+
+def test_mistaken_states_are_refused_with_a_remedy(world: World) -> None:
+    config = {"mistakes": list(MISTAKES)}
+    told = Fit(world.trainer(mistaken, 1, config=config)).done().return_value
+    assert {name: text for name, text in told.items() if MISTAKES[name] not in text} == {}
+    assert told.keys() == MISTAKES.keys()
+
+
+def test_states_that_differ_between_ranks_are_refused_with_a_remedy(world: World) -> None:
     trainer = TorchTrainer(
-        mistaken,
-        train_loop_config={"mistake": mistake},
-        scaling_config=ScalingConfig(num_workers=2 if "rank" in mistake else 1),
+        make_mistake,
+        train_loop_config={"mistake": "another rank's"},
+        scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="run", storage_path=str(world.folder / "runs")),
     )
     with pytest.raises(WorkerGroupError) as caught:
         trainer.fit()
-    assert message in str(caught.value)
+    expected = "tensor is F32 [3] at rank 1, and F32 [2] at rank 0. Make the State of the same"
+    assert expected in str(caught.value)
 
 
 def test_a_state_that_is_never_written_is_refused() -> None:

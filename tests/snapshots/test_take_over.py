@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.driver.registry import live_runs
+from everstep.observe.registry import live_runs
 from processes import LIMIT_S, wait_for
 
 from .runs import World

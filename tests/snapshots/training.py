@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 import everstep as train
+from everstep.snapshots.tree import Flattened
 from everstep.torch import State
 
-PACE_S = 0.01
+PACE_S = 0.05
 
 
 def note(config: dict[str, Any], **facts: Any) -> None:
@@ -24,15 +25,6 @@ def note(config: dict[str, Any], **facts: Any) -> None:
     line = {"pid": os.getpid(), "at": time.monotonic(), "epoch": context.get_attempt(), **facts}
     with (Path(config["notes"]) / f"rank-{context.get_world_rank()}.jsonl").open("a") as out:
         out.write(json.dumps(line) + "\n")
-
-
-def notes(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """All notes, by rank."""
-    found = {}
-    for path in sorted(folder.glob("rank-*.jsonl")):
-        lines = path.read_text().splitlines()
-        found[int(path.stem.split("-")[1])] = [json.loads(line) for line in lines if line.endswith("}")]
-    return found
 
 
 def fingerprint(state: State) -> str:
@@ -66,7 +58,8 @@ def steps(config: dict[str, Any]) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])
     rank = train.get_context().get_world_rank()
-    state = State(model=model, optimizer=optimizer, scheduler=scheduler, own=torch.tensor([rank]), losses=[])
+    own = torch.full((config.get("own", 1),), rank)
+    state = State(model=model, optimizer=optimizer, scheduler=scheduler, own=own, losses=[])
     step = state.restore()
     note(config, step=step, restored=True, state=fingerprint(state) if step else "")
     until = Path(config["until"])
@@ -111,8 +104,64 @@ def divided_steps(config: dict[str, Any]) -> list[float]:
     return list(weight.full_tensor().detach().flatten().tolist())
 
 
-def mistaken(config: dict[str, Any]) -> None:
-    """Reports a state as one should not."""
+def fsdp_steps(config: dict[str, Any]) -> None:
+    """A model that FSDP2 divides among the ranks, however many there are. Until it is told to stop."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(1)
+    context = train.get_context()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 11), torch.nn.ReLU(), torch.nn.Linear(11, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (context.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state = State(model=model, optimizer=optimizer)
+    step = state.restore()
+    note(config, step=step, restored=True, whole=whole(state) if step else "")
+    until = Path(config["until"])
+    while True:
+        stop = torch.tensor([1.0 if context.get_world_rank() == 0 and until.exists() else 0.0])
+        dist.all_reduce(stop)
+        step += 1
+        model(torch.full((2, 6), float(step + context.get_world_rank()))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(config, step=step, whole=whole(state))
+        train.report({"step": step}, state=state, step=step)
+        note(config, step=step, reported=True)
+        if stop.item():
+            return
+        time.sleep(PACE_S)
+
+
+def whole(state: State) -> str:
+    """A fingerprint of what all ranks have of a state between them."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(
+        Flattened(
+            {"m": state.model.state_dict(), "o": state.optimizer.state_dict()}, torch.is_tensor
+        ).tensors.items()
+    ):
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        found.update(name.encode() + full.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def mistaken(config: dict[str, Any]) -> dict[str, str]:
+    """Reports states as one should not, and then one as one should. Returns what it is told about each
+    mistake.
+    """
+    told = {}
+    for mistake in config["mistakes"]:
+        try:
+            make_mistake({"mistake": mistake})
+        except Exception as error:
+            told[mistake] = str(error)
+    model = torch.nn.Linear(2, 2)
+    train.report({}, state=State(model=model, optimizer=torch.optim.AdamW(model.parameters())), step=3)
+    return told
+
+
+def make_mistake(config: dict[str, Any]) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     match config["mistake"]:
@@ -133,7 +182,5 @@ def mistaken(config: dict[str, Any]) -> None:
             train.report({}, state=State(tensor=torch.zeros(size)), step=1)
         case "sparse":
             train.report({}, state=State(tensor=torch.eye(2).to_sparse()), step=1)
-        case "late restore":
-            state = State(model=model)
-            train.report({}, state=state, step=1)
-            state.restore()
+        case "late restore":  # after the one that was reported above
+            State(model=model).restore()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from everstep.control.events import CheckpointRef
-from everstep.storage import checkpoints
+from everstep.saved.checkpoints import CheckpointRef
+from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.checkpoints import MANIFEST, PARTS, Manifest
 from everstep.storage.store import Store
@@ -32,3 +33,9 @@ def discard(run: Store, folder: str) -> None:
     """As ``Deletions`` does it."""
     run.delete([f"{folder}/{MANIFEST}"])
     run.clear(folder)
+
+
+def fetch(checkpoint: Store, cache: Path) -> Path:
+    """The folder with its files, which may be evicted from now on."""
+    with restore.borrow(checkpoint, cache) as place:
+        return place

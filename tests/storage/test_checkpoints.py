@@ -137,6 +137,19 @@ def test_a_name_that_can_not_be_a_checkpoints_is_refused(store: Store, name: str
     assert not store.list()
 
 
+@pytest.mark.parametrize("letter", ["x", "ä", "🚀"])
+def test_the_longest_name_there_may_be_leaves_room_for_its_suffix(store: Store, letter: str) -> None:
+    longest = letter * (checkpoints.LONGEST_NAME // len(letter.encode()))
+    assert checkpoints.claim_name(store, longest, "e1", 1, 0) == longest
+    again = checkpoints.claim_name(store, longest, "e123456g1234.12345", 1_000_000_000, 0)
+    assert again.startswith(f"{longest}.e")
+    store.create(f"{again}/weights", b"x")
+    with pytest.raises(
+        ConfigError, match=rf"checkpoint_dir_name=.*has \d+ bytes.*at most {checkpoints.LONGEST_NAME}"
+    ):
+        checkpoints.claim_name(store, longest + letter, "e1", 2, 0)
+
+
 def test_a_restored_checkpoint_that_is_reported_again_does_not_bring_its_old_manifest(
     tmp_path: Path,
 ) -> None:

@@ -97,7 +97,7 @@ def test_checkpoints_are_whole_where_one_request_in_ten_fails(
             share = checkpoints.Share(folder, rank, 1, step)
             parts.append(checkpoints.upload_part(faulty, share, source).record)
         blocking.commit(faulty, folder, 1, step, parts)
-        place = restore.fetch(faulty.child(folder), tmp_path / "cache")
+        place = blocking.fetch(faulty.child(folder), tmp_path / "cache")
         assert (place / "small-1-4").read_text() == f"{step} 4"
         assert (place / "shard-0").read_bytes() == (
             tmp_path / "files" / str(step) / "0" / "shard-0"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import StorageError
-from everstep.storage import restore, snapshots
+from everstep.storage import pending_uploads, restore
 from everstep.storage.bucket import PIECE
 from everstep.storage.store import Store, open_store
 from storage import blocking
@@ -21,7 +21,7 @@ from storage.server import S3Server
 _UPLOADS = """
 import sys
 from pathlib import Path
-from everstep.storage import checkpoints, snapshots
+from everstep.storage import checkpoints, pending_uploads
 from everstep.storage.store import open_store
 address, options, source, spool = sys.argv[1], eval(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 run = open_store(address, options)
@@ -30,10 +30,10 @@ print("ready", flush=True)
 for index in range(1, 1000):
     folder = checkpoints.folder_name(1, index, None, 0)
     share = checkpoints.Share(folder, 0, 1, index)
-    job = snapshots.take(spool, address, share, source, keep=True)
-    part = snapshots.finish(job, run)
+    job = pending_uploads.take(spool, address, share, source, keep=True)
+    part = pending_uploads.finish(job, run)
     blocking.commit(run, folder, 1, index, [part.record])
-    snapshots.forget(job)
+    pending_uploads.forget(job)
     print(index, flush=True)
 """
 
@@ -79,7 +79,7 @@ def _check(run: Store, told: list[int], cache: Path) -> None:
         manifest = blocking.read_manifest(run, folder)
         if manifest is None:
             with pytest.raises(StorageError):
-                restore.fetch(run.child(folder), cache)
+                blocking.fetch(run.child(folder), cache)
             continue
         restore.verify(run.child(folder))
         assert [file.path for file in manifest.files] == ["c", "large", "sub/a", "sub/b"]
@@ -89,12 +89,12 @@ def _check(run: Store, told: list[int], cache: Path) -> None:
 
 def _take_over(run: Store, spool: Path, said: int) -> None:
     """Another process finishes the job that was left, commits it, and collects the rest."""
-    for job in snapshots.pending(spool):
-        what = snapshots.read(job)
-        part = snapshots.finish(job, run)
+    for job in pending_uploads.pending(spool):
+        what = pending_uploads.read(job)
+        part = pending_uploads.finish(job, run)
         blocking.commit(run, what.share.folder, 1, what.share.index, [part.record])
         restore.verify(run.child(what.share.folder))
-        snapshots.forget(job)
+        pending_uploads.forget(job)
     committed = [f for f in blocking.list_folders(run) if blocking.read_manifest(run, f) is not None]
     for folder in {*blocking.list_folders(run)} - {*committed}:
         blocking.discard(run, folder)

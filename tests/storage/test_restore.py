@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from everstep import Checkpoint
 from everstep.errors import DamagedCheckpointError, StorageError
-from everstep.restored import RestoredCheckpoint
 from everstep.storage import checkpoints, restore
 from everstep.storage.bucket import PIECE
 from everstep.storage.store import Store, open_store
+from everstep.worker.restored import RestoredCheckpoint
 from processes import wait_for
 from storage import blocking
+from storage.blocking import fetch
 from storage.faults import Fault, FaultyProxy, Request
 from storage.server import S3Server
 
@@ -47,14 +48,14 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_checkpoint_is_fetched_whole(store: Store, tmp_path: Path) -> None:
     checkpoint = save(store, tmp_path)
-    place = restore.fetch(checkpoint, tmp_path / "cache")
+    place = fetch(checkpoint, tmp_path / "cache")
     assert contents_of(place) == FILES
     assert (str(place) == checkpoint.address()) == checkpoint.is_local
 
 
 def test_what_was_never_committed_can_not_be_fetched(store: Store, tmp_path: Path) -> None:
     store.create("c/model", b"half of it")
-    for ask in (restore.verify, lambda checkpoint: restore.fetch(checkpoint, tmp_path / "cache")):
+    for ask in (restore.verify, lambda checkpoint: fetch(checkpoint, tmp_path / "cache")):
         with pytest.raises(DamagedCheckpointError, match=r"\.manifest\.json is missing"):
             ask(store.child("c"))
 
@@ -90,7 +91,7 @@ def test_any_one_file_that_is_damaged_is_named(store: Store, tmp_path: Path, nam
         restore.verify(checkpoint)
     assert caught.value.file == name
     with pytest.raises(DamagedCheckpointError) as caught:
-        restore.fetch(checkpoint, tmp_path / "cache")
+        fetch(checkpoint, tmp_path / "cache")
     assert caught.value.file == name
     assert name in str(caught.value)
     assert checkpoint.address() in str(caught.value)
@@ -120,11 +121,11 @@ def test_no_change_of_any_byte_goes_unseen(data: st.DataObject, tmp_path: Path) 
 def test_damage_after_the_first_look_is_seen_at_the_second(tmp_path: Path) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     cache = tmp_path / "cache"
-    restore.fetch(checkpoint, cache)
+    fetch(checkpoint, cache)
     model = tmp_path / "run" / "c" / "model"
     model.write_bytes(b"W" + model.read_bytes()[1:])
     with pytest.raises(DamagedCheckpointError, match="model has other contents"):
-        restore.fetch(checkpoint, cache)
+        fetch(checkpoint, cache)
 
 
 @pytest.mark.parametrize("seen_before", [False, True])
@@ -133,46 +134,46 @@ def test_a_file_that_was_added_is_named_and_costs_nothing(
 ) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     if seen_before:
-        restore.fetch(checkpoint, tmp_path / "cache")
+        fetch(checkpoint, tmp_path / "cache")
     (tmp_path / "run" / "c" / "shard-of-another").write_bytes(b"w")
-    assert restore.fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
+    assert fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
     assert "shard-of-another was added after it was committed" in caplog.text
 
 
 def test_what_file_systems_and_tools_leave_in_a_folder_is_no_damage(tmp_path: Path) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     (tmp_path / "run" / "c" / ".nfs0001").write_bytes(b"x")
-    assert restore.fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
+    assert fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
 
 
 def test_a_folder_is_restored_although_there_is_no_room_for_a_note_about_it(tmp_path: Path) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
     (tmp_path / "file").touch()
-    assert restore.fetch(checkpoint, tmp_path / "file" / "cache") == Path(checkpoint.address())
+    assert fetch(checkpoint, tmp_path / "file" / "cache") == Path(checkpoint.address())
     (Path(checkpoint.address()) / "model").write_bytes(b"scribble")
     with pytest.raises(DamagedCheckpointError):
-        restore.fetch(checkpoint, tmp_path / "file" / "cache")
+        fetch(checkpoint, tmp_path / "file" / "cache")
 
 
 def test_a_remote_checkpoint_that_finds_no_room_says_where(tmp_path: Path) -> None:
     checkpoint = save(open_store(f"memory://{os.urandom(8).hex()}/run"), tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file/cache.*XDG_CACHE_HOME"):
-        restore.fetch(checkpoint, tmp_path / "file" / "cache")
+        fetch(checkpoint, tmp_path / "file" / "cache")
 
 
 def test_a_folder_is_read_through_once_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = save(open_store(tmp_path / "run"), tmp_path)
-    restore.fetch(checkpoint, tmp_path / "cache")
+    fetch(checkpoint, tmp_path / "cache")
     monkeypatch.setattr(restore, "verify", lambda _: pytest.fail("read again"))
-    assert restore.fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
+    assert fetch(checkpoint, tmp_path / "cache") == tmp_path / "run" / "c"
 
 
 def test_metadata_that_the_user_changed_is_no_damage(store: Store, tmp_path: Path) -> None:
     checkpoint = save(store, tmp_path, files={"model": b"1", ".metadata.json": b"{}"})
     checkpoint.replace(".metadata.json", b'{"a": 1}')
     restore.verify(checkpoint)
-    place = restore.fetch(checkpoint, tmp_path / "cache")
+    place = fetch(checkpoint, tmp_path / "cache")
     assert (place / ".metadata.json").read_text() == '{"a": 1}'
 
 
@@ -183,7 +184,8 @@ import sys
 from pathlib import Path
 from everstep.storage import restore
 from everstep.storage.store import open_store
-print(restore.fetch(open_store(sys.argv[1], eval(sys.argv[2])), Path(sys.argv[3])))
+with restore.borrow(open_store(sys.argv[1], eval(sys.argv[2])), Path(sys.argv[3])) as place:
+    print(place)
 """
 
 
@@ -241,26 +243,26 @@ def test_a_copy_in_the_cache_needs_only_a_look_at_its_manifest(
     faulty: Store, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     checkpoint = save(faulty, tmp_path)
-    place = restore.fetch(checkpoint, tmp_path / "cache")
+    place = fetch(checkpoint, tmp_path / "cache")
     proxy.judge = lambda request: None if request.path.endswith(".manifest.json") else Fault.RESET
-    assert restore.fetch(checkpoint, tmp_path / "cache") == place
+    assert fetch(checkpoint, tmp_path / "cache") == place
 
 
 def test_the_copy_of_a_run_that_was_removed_is_not_taken_for_another_of_the_same_name(tmp_path: Path) -> None:
     run = open_store(f"memory://{os.urandom(8).hex()}/run")
     old = save(run, tmp_path, "c", {"weights": b"old", "optimizer": b"old"})
-    assert contents_of(restore.fetch(old, tmp_path / "cache"))["weights"] == b"old"
+    assert contents_of(fetch(old, tmp_path / "cache"))["weights"] == b"old"
     run.clear("c")
     new = save(run, tmp_path / "new", "c", {"weights": b"new"})
-    assert contents_of(restore.fetch(new, tmp_path / "cache")) == {"weights": b"new"}
+    assert contents_of(fetch(new, tmp_path / "cache")) == {"weights": b"new"}
 
 
 def test_a_copy_that_somebody_changed_is_mended(faulty: Store, tmp_path: Path) -> None:
     checkpoint = save(faulty, tmp_path)
-    place = restore.fetch(checkpoint, tmp_path / "cache")
+    place = fetch(checkpoint, tmp_path / "cache")
     (place / "model").write_bytes(b"scribble")
     (place / "shards" / "1").unlink()
-    assert contents_of(restore.fetch(checkpoint, tmp_path / "cache")) == FILES
+    assert contents_of(fetch(checkpoint, tmp_path / "cache")) == FILES
 
 
 def test_older_copies_go_but_not_while_they_are_read(tmp_path: Path) -> None:
@@ -269,13 +271,13 @@ def test_older_copies_go_but_not_while_they_are_read(tmp_path: Path) -> None:
     folders = [save(run, tmp_path, f"c{i}", {"f": str(i).encode()}) for i in range(5)]
     with restore.borrow(folders[0], cache) as first:
         for at, checkpoint in enumerate(folders[1:]):
-            place = restore.fetch(checkpoint, cache)
+            place = fetch(checkpoint, cache)
             os.utime(cache / f"{place.name}.verified", (at, at))
         assert (first / "f").read_bytes() == b"0"
         copies = [path.name for path in cache.iterdir() if path.is_dir()]
         assert first.name in copies
         assert len(copies) <= 2 + restore.KEPT_COPIES
-    assert restore.fetch(folders[4], cache)
+    assert fetch(folders[4], cache)
     assert (cache / place.name / "f").read_bytes() == b"4"
 
 

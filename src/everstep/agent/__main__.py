@@ -14,14 +14,14 @@ import signal
 import sys
 from pathlib import Path
 
-from everstep import kernel
 from everstep.agent import guard
-from everstep.agent.turn import Turn
+from everstep.agent.host_lock import HostLock
+from everstep.process import kernel
 
-_TURN_S = 60.0
+_LOCK_S = 60.0
 
 
-def _stand_guard(folder: str, turn: Turn | None) -> int:
+def _stand_guard(folder: str, host_lock: HostLock | None) -> int:
     """Go on as the agent, below a guardian. Gives a descriptor to read from: it says when that is ready."""
     guardian = os.getpid()
     ready, is_ready = os.pipe()
@@ -29,9 +29,9 @@ def _stand_guard(folder: str, turn: Turn | None) -> int:
     if agent:
         os.set_inheritable(is_ready, True)
         lock = []
-        if turn is not None:
-            os.set_inheritable(turn.fd, True)
-            lock = [str(turn.path)]
+        if host_lock is not None:
+            os.set_inheritable(host_lock.fd, True)
+            lock = [str(host_lock.path)]
         # Isolated, and without site packages: it needs none of them.
         command = [sys.executable, "-I", "-S", guard.__file__, str(agent), str(is_ready), folder, *lock]
         os.execv(sys.executable, command)
@@ -41,11 +41,11 @@ def _stand_guard(folder: str, turn: Turn | None) -> int:
 
 
 def main(name: str, folder: str, owner: tuple[int, int], lock: str | None) -> None:
-    turn = Turn(Path(lock)) if lock is not None else None
-    if turn is not None:
-        turn.take(_TURN_S)
+    host_lock = HostLock(Path(lock)) if lock is not None else None
+    if host_lock is not None:
+        host_lock.take(_LOCK_S)
     pid = os.getpid()
-    ready = _stand_guard(folder, turn) if kernel.adopt_orphans() else None
+    ready = _stand_guard(folder, host_lock) if kernel.adopt_orphans() else None
     # From here on there may be two of us: only one needs all that an agent needs.
     import asyncio
 
@@ -60,9 +60,9 @@ def main(name: str, folder: str, owner: tuple[int, int], lock: str | None) -> No
         await Agent(name, Path(folder), owner).serve(pid, tied=lock is not None)
 
     asyncio.run(serve())
-    if turn is not None and ready is None:
+    if host_lock is not None and ready is None:
         shutil.rmtree(folder, ignore_errors=True)
-        turn.give()
+        host_lock.give()
 
 
 if __name__ == "__main__":

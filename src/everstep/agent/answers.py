@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from everstep.errors import CollectiveError
 from everstep.protocol import words
 
 
@@ -23,7 +24,7 @@ class OpenQuestion:
         except queue.Empty:
             raise TimeoutError(f"{what}: no answer within {timeout_s} s") from None
         if answer.error:
-            raise RuntimeError(answer.error)
+            raise CollectiveError(answer.error)
         return answer.body
 
 

@@ -6,8 +6,12 @@ import errno
 import os
 import resource
 
+from everstep.protocol import wire
+
 _PER_WORKER = 13
 """Its two sockets, its output, its log, and three snapshots of up to three files each."""
+_PER_TEE = 2
+"""A pipe of its own, and the file."""
 _RESERVE = 24
 """For drivers that connect, for uploads, and for looking at /proc."""
 
@@ -29,15 +33,16 @@ def most_workers() -> tuple[int, int] | None:
     return None if hard == resource.RLIM_INFINITY else (max(0, hard - _RESERVE) // _PER_WORKER, hard)
 
 
-def shortage(workers: int) -> str:
-    """Why this many more workers can't be started here; empty: they can."""
+def shortage(workers: list[wire.WorkerSpec]) -> str:
+    """Why these can't be started here, besides those that are; empty: they can."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/dev/fd"))
-    wanted = used + workers * _PER_WORKER + _RESERVE
+    teed = sum(file is not None and file.tee for spec in workers for file in (spec.stdout, spec.stderr))
+    wanted = used + len(workers) * _PER_WORKER + teed * _PER_TEE + _RESERVE
     if limit == resource.RLIM_INFINITY or wanted <= limit:
         return ""
     return (
-        f"{workers} workers on one host need {wanted} file descriptors in their agent, and its limit is "
+        f"{len(workers)} workers on one host need {wanted} file descriptors in their agent, and its limit is "
         f"{limit}: raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit, --ulimit nofile= of a "
         "container), or run fewer workers on a host"
     )

@@ -96,6 +96,8 @@ class Holder:
         self.connection: Connection | None = None
         self.keeps_up = True
         """False: leave the workers' messages where they are until it reads what it has been sent."""
+        self.waiting: list[tuple[Connection, wire.AnyToAgent]] = []
+        """What drivers said while none could hold it: workers that nobody has any more were ending."""
 
     def take(self, connection: Connection | None) -> None:
         self.connection = connection

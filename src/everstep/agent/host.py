@@ -13,18 +13,19 @@ import socket
 import time
 from pathlib import Path
 
-from everstep import kernel
 from everstep.agent import descriptors
 from everstep.agent.drivers import Beats, Connection, Holder
-from everstep.agent.forwarder import Forwarder
 from everstep.agent.guard import end_children
-from everstep.agent.lighthouse import LighthouseProcess
 from everstep.agent.preparation import Preparation
 from everstep.agent.stops import Stops
 from everstep.agent.watch import Watch
-from everstep.agent.workers import HostWorkers, WorkerProcess
-from everstep.control.failures import Kind
+from everstep.agent.worker_process import WorkerProcess
+from everstep.agent.workers import HostWorkers
+from everstep.errors import StorageAccessError
+from everstep.failures import Kind
+from everstep.process import kernel
 from everstep.protocol import wire, words
+from everstep.torchft.on_host import HostLighthouse
 
 SOCKET = "agent.sock"
 READY = "ready"
@@ -39,7 +40,6 @@ class Agent:
     def __init__(self, host: str, folder: Path, owner: tuple[int, int]) -> None:
         self.host = host
         self._folder = folder
-        self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._beats = Beats()
         self._connections: set[Connection] = set()
@@ -52,29 +52,31 @@ class Agent:
         self._stops = Stops(self._workers, self._holder)
         self._watch = Watch(self._workers)
         self._retiring = False
-        self._leaving = Leaving(folder, self._holder)
-        self._lighthouse = LighthouseHere(self._holder)
+        self._notice = HostNotice(folder, self._holder)
+        self._lighthouse = HostLighthouse(self._holder.say)
 
     async def serve(self, pid: int, tied: bool) -> None:
         """``pid`` is what its host goes by: its own, or its guardian's. ``tied``: end when standard input
         does, which the owner holds.
         """
         kernel.adopt_orphans()
+        loop = asyncio.get_running_loop()
         path = self._folder / SOCKET
         path.unlink(missing_ok=True)
-        server = await self._loop.create_unix_server(lambda: Connection(self), str(path))
+        server = await loop.create_unix_server(lambda: Connection(self), str(path))
         os.chmod(path, 0o600)
+        peers = await self._workers.peers.serve()
         for sig, handler in (
             (signal.SIGCHLD, self._reap),
             (signal.SIGTERM, self._sigterm),
-            (signal.SIGUSR1, self._leaving.cancelled),
+            (signal.SIGUSR1, self._notice.cancelled),
             (signal.SIGHUP, self._done.set),
         ):
-            self._loop.add_signal_handler(sig, handler)
+            loop.add_signal_handler(sig, handler)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._beats.start()
         if tied:
-            self._loop.add_reader(0, self._done.set)
+            loop.add_reader(0, self._done.set)
         (self._folder / f"{READY}.tmp").write_text(str(pid))
         (self._folder / f"{READY}.tmp").rename(self._folder / READY)
         watchers = [asyncio.create_task(self._watch_owner()), asyncio.create_task(self._watch.run())]
@@ -84,6 +86,7 @@ class Agent:
             for watcher in watchers:
                 watcher.cancel()
             server.close()
+            peers.close()
             path.unlink(missing_ok=True)
             self._end_everything()
 
@@ -102,6 +105,11 @@ class Agent:
         match message:
             case wire.Attach():
                 self._attach(connection, message)
+            case wire.Retire() if not self._holding.run:
+                self._retiring = True  # nobody holds it: all is ending, or has ended
+                self._check_retired()
+            case _ if not self._holding.run and len(self._workers):
+                self._holder.waiting.append((connection, message))  # nothing is started beside them
             case wire.Claim():
                 self._claim(connection, message)
             case _ if message.lease < self._holding.lease or connection is not self._holder.connection:
@@ -112,6 +120,10 @@ class Agent:
                 self._preparation.prepare(message)
             case wire.Start():
                 self._start(message)
+            case wire.CopySlot():
+                self._workers.peers.copy(message)
+            case wire.KeepSlots():
+                self._workers.memory.keep_copies(message.kept)
             case wire.Stop():
                 self._stops.stop(message)
             case wire.Tell():
@@ -129,8 +141,6 @@ class Agent:
                 self._retiring = True
                 self._workers.kill_all()
                 self._check_retired()
-            case wire.Shutdown():
-                self._done.set()
 
     def _attach(self, connection: Connection, message: wire.Attach) -> None:
         assert connection.transport is not None
@@ -154,13 +164,15 @@ class Agent:
             self._orphan_timer.cancel()
             self._orphan_timer = None
         self._holding = message
+        self._workers.peers.run = message.run
         self._holder.take(connection)
         self._say_status()
         if message.lease > held.lease > 0:
             self._workers.tell_all(words.Undriven(False))
+            self._preparation.tell_again()
             self._workers.hand_over(connection, self._lighthouse.where)
         self._workers.adjust()
-        self._leaving.tell_again()
+        self._notice.tell_again()
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -169,7 +181,7 @@ class Agent:
             # Its driver died without a word: the workers train on for a while, in case another claims them.
             self._workers.adjust()
             self._workers.tell_all(words.Undriven(True))
-            self._orphan_timer = self._loop.call_later(self._holding.orphan_s, self._unclaim)
+            self._orphan_timer = asyncio.get_running_loop().call_later(self._holding.orphan_s, self._unclaim)
 
     def keeps_up(self, connection: Connection, does: bool) -> None:
         if connection is self._holder.connection:
@@ -177,13 +189,15 @@ class Agent:
             self._workers.adjust()
 
     def _unclaim(self) -> None:
+        """Nobody holds it from now on, and nobody can before its workers are gone."""
+        self._retiring = True  # a driver that was replaced may wait for that, and not be heard
         self._workers.kill_all()
         self._lighthouse.leave()
         self._preparation.close()
-        self._workers.close()
         self._holding = wire.Claim("", 0, 0.0, self._holding.owner)
         self._holder.take(None)
         self._say_status()
+        self._check_retired()
 
     def _status(self, retired: bool = False) -> wire.Status:
         held = self._holding
@@ -200,12 +214,15 @@ class Agent:
     def _start(self, message: wire.Start) -> None:
         if self._preparation.loaded is None:
             return  # it has died, and the driver is being told
-        why_not = descriptors.shortage(len(message.workers))
+        why_not = descriptors.shortage(message.workers)
         if why_not:
             self._holder.say(wire.Unprepared(Kind.LIMIT, why_not, ""))
             return
         try:
+            self._workers.peers.sources = message.sources
             self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
+        except StorageAccessError as error:
+            self._holder.say(wire.Unprepared(Kind.STORAGE, str(error), ""))
         except OSError as error:
             # Those that were started are ended by the driver, with all others.
             self._holder.say(wire.Unprepared(Kind.START, f"a worker could not be started: {error}", ""))
@@ -213,7 +230,7 @@ class Agent:
     def _worker_ended(self, worker: WorkerProcess) -> None:
         self._stops.ended(worker)
         if not len(self._workers):
-            self._loop.call_soon(self._kill_strays)
+            asyncio.get_running_loop().call_soon(self._kill_strays)
         self._check_retired()
 
     def _kill_strays(self) -> None:
@@ -230,7 +247,12 @@ class Agent:
     def _check_retired(self) -> None:
         if self._retiring and not len(self._workers):
             self._retiring = False
+            if not self._holding.run:
+                self._workers.close()
             self._say_status(retired=True)
+            waiting, self._holder.waiting = self._holder.waiting, []
+            for connection, message in waiting:
+                self.heard(connection, message)
 
     def _reap(self) -> None:
         """Children that ended: the template, fresh workers, and orphans that became ours."""
@@ -255,72 +277,24 @@ class Agent:
 
     def _sigterm(self) -> None:
         if self._holding.run:
-            self._leaving.noticed()
+            self._notice.noticed()
         else:
             self._done.set()
 
 
-class LighthouseHere:
-    """torchft's lighthouse, if this host has it, and where workers of this host reach it."""
+class HostNotice:
+    """The notice that this host will be taken away.
 
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
-        self._lighthouse: LighthouseProcess | None = None
-        self._forwarder: Forwarder | None = None
-
-    @property
-    def where(self) -> str:
-        return self._lighthouse.where if self._lighthouse is not None else ""
-
-    @property
-    def pid(self) -> int:
-        return self._lighthouse.pid if self._lighthouse is not None else 0
-
-    @property
-    def forwarded(self) -> str:
-        """The address for this host's workers."""
-        return f"http://{self._forwarder.address}" if self._forwarder is not None else ""
-
-    def run(self, message: wire.RunLighthouse) -> None:
-        self.stop()
-        self._lighthouse = LighthouseProcess(message.address, message.options, self._is_up)
-
-    def _is_up(self, address: str) -> None:
-        if self._forwarder is not None:
-            self._forwarder.point_at(address)  # the other hosts' need a driver, which may be away
-        self._holder.say(wire.LighthouseUp(address))
-
-    def forward(self, address: str) -> None:
-        self._forwarder = self._forwarder or Forwarder()
-        self._forwarder.point_at(address)
-
-    def reaped(self, pid: int) -> bool:
-        """A child of ours has ended. True if it was the lighthouse."""
-        if self._lighthouse is None or pid != self._lighthouse.pid:
-            return False
-        self._lighthouse.died()
-        return True
-
-    def stop(self) -> None:
-        if self._lighthouse is not None:
-            self._lighthouse.stop()
-            self._lighthouse = None
-
-    def leave(self) -> None:
-        """The run has left this host."""
-        self.stop()
-        if self._forwarder is not None:
-            self._forwarder.close()
-            self._forwarder = None
-
-
-class Leaving:
-    """The notice that this host will be taken away."""
+    SIGTERM, while a run holds the host: the machine goes, after as many seconds as ``grace_s`` in the host's
+    folder says, else 30. SIGUSR1: it stays after all. An agent that no run holds just ends.
+    """
 
     def __init__(self, folder: Path, holder: Holder) -> None:
         self._folder = folder
         self._holder = holder
         self._deadline: float | None = None
+        self._unheard = False
+        """It was taken back while nobody drove: the next driver has read of it, and not that it is over."""
 
     def noticed(self) -> None:
         grace = DEFAULT_GRACE_S
@@ -333,9 +307,15 @@ class Leaving:
 
     def cancelled(self) -> None:
         self._deadline = None
+        self._unheard = self._holder.connection is None
         self._holder.say(wire.Noticed(None))
 
     def tell_again(self) -> None:
-        """To a driver that has not heard of it."""
+        """To a driver that has not heard of it. How much time is left is known here: clocks of drivers may
+        have been set, and differ.
+        """
         if self._deadline is not None:
             self._holder.say(wire.Noticed(max(0.0, self._deadline - time.monotonic())))
+        elif self._unheard:
+            self._unheard = False
+            self._holder.say(wire.Noticed(None))

@@ -11,6 +11,7 @@ from everstep.storage.folder import make_private
 KEEP_LINES = 50
 ROTATE_BYTES = 64 << 20
 ROTATED_FILES = 3
+_LINE = 4096
 
 
 class WorkerLog:
@@ -36,8 +37,8 @@ class WorkerLog:
             pass  # a full disk must not take the worker along: its last lines are still kept here
         self._size += len(data)
         lines = (self._rest + data.decode(errors="replace")).split("\n")
-        self._rest = lines.pop()[-4096:]
-        self._tail.extend(line[-4096:] for line in lines)
+        self._rest = lines.pop()[-_LINE:]
+        self._tail.extend(line[-_LINE:] for line in lines)
 
     def _rotate(self) -> None:
         for n in range(ROTATED_FILES - 1, 0, -1):
@@ -56,3 +57,14 @@ class WorkerLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def last_lines(path: Path) -> str:
+    """Of a file that a worker wrote itself; empty if it can't be read any more."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - KEEP_LINES * _LINE))
+            lines = file.read(KEEP_LINES * _LINE).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line[-_LINE:] for line in lines[-KEEP_LINES:])

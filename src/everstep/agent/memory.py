@@ -11,14 +11,16 @@ import os
 import select
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
-from everstep import kernel
-from everstep.control.snapshots import Copy
+from everstep.process import kernel
+from everstep.process.sizes import in_units
 from everstep.protocol import memory_words
-from everstep.snapshots.segments import Segment, Slot
+from everstep.saved.snapshots import At, Copy
+from everstep.snapshots.segments import FileContent, Label, Segment, Slot
 from everstep.storage.checkpoints import Share
 
 _RESERVE = 0.1
@@ -36,21 +38,65 @@ class Memory:
         self._readers: Counter[Slot] = Counter()
         """How often each is being read: those are closed after that."""
         self._last_number = 0
+        self._copies: dict[tuple[int, At], Slot] = {}
+        """Of ranks that aren't here. Files that are the same in a slot that is here are not in them."""
 
     def copies(self) -> list[Copy]:
         """What is whole here."""
-        labels = [(rank, slot.label) for rank, slots in self._slots.items() for slot in slots.values()]
-        return [Copy(rank, "", la.epoch, la.index, la.ranks) for rank, la in labels if la is not None]
+        whole = [(rank, label) for rank, slot in self._held() if (label := self._whole(slot)) is not None]
+        return [Copy(rank, "", la.epoch, la.index, la.ranks) for rank, la in whole]
 
-    def retain(self, ranks: Collection[int]) -> None:
-        """Other ranks than these are not here any more."""
+    def _held(self) -> Iterator[tuple[int, Slot]]:
+        for rank, slots in self._slots.items():
+            yield from ((rank, slot) for slot in slots.values())
+        yield from ((rank, slot) for (rank, _), slot in self._copies.items())
+
+    def _whole(self, slot: Slot) -> Label | None:
+        """Which snapshot it holds, if all of its files are here."""
+        record = slot.record
+        if record is None:
+            return None
+        at, files = record.label.at, record.contents.items()
+        return record.label if all(self.same(slot, at, name, c) for name, c in files) else None
+
+    def find(self, rank: int, at: At) -> Slot | None:
+        """What a rank had then."""
+        for other, slot in self._held():
+            if other == rank and slot.label is not None and slot.label.at == at:
+                return slot
+        return None
+
+    def same(self, slot: Slot, at: At, name: str, content: FileContent) -> Slot | None:
+        """A slot that has a file of this content, of the same report: this one, or another."""
+        if name in slot.files:
+            return slot
+        for _, other in self._held():
+            record = other.record if name in other.files else None
+            if record is not None and (record.label.at, record.contents.get(name)) == (at, content):
+                return other
+        return None
+
+    def add_copy(self, rank: int, at: At, slot: Slot) -> None:
+        self._copies[rank, at] = slot
+
+    def retain(self, ranks: Collection[int], kept: Collection[At]) -> None:
+        """Other ranks than these are not here any more: of those, only these snapshots are needed."""
         for rank in [rank for rank in self._slots if rank not in ranks]:
-            for number in [*self._slots[rank]]:
-                self.drop(rank, number)
+            for number, slot in [*self._slots[rank].items()]:
+                label = slot.label
+                if label is not None and label.at in kept:
+                    self._copies[rank, label.at] = self._slots[rank].pop(number)
+                else:
+                    self.drop(rank, number)
+        self.keep_copies(kept)
+
+    def keep_copies(self, kept: Collection[At]) -> None:
+        for key in [key for key in self._copies if key[1] not in kept]:
+            self._close(self._copies.pop(key))
 
     def clear(self) -> None:
         """The run has left this host."""
-        self.retain(())
+        self.retain((), ())
 
     def of(self, rank: int) -> dict[int, Slot]:
         return self._slots.get(rank, {})
@@ -58,12 +104,11 @@ class Memory:
     @property
     def size(self) -> int:
         """Bytes that have been given away."""
-        return sum(slot.size for some in self._slots.values() for slot in some.values())
+        return sum(slot.size for _, slot in self._held())
 
     def promised(self) -> int:
         """Bytes that have been given away and not been written to yet."""
-        slots = (slot for some in self._slots.values() for slot in some.values())
-        return sum(slot.size - slot.used for slot in slots)
+        return sum(slot.size - slot.used for _, slot in self._held())
 
     def make(self, rank: int, sizes: dict[str, int]) -> int:
         """A new slot. Returns its number."""
@@ -73,7 +118,11 @@ class Memory:
 
     def drop(self, rank: int, number: int) -> None:
         slot = self._slots.get(rank, {}).pop(number, None)
-        if slot is not None and not self._readers[slot]:
+        if slot is not None:
+            self._close(slot)
+
+    def _close(self, slot: Slot) -> None:
+        if not self._readers[slot]:
             slot.close()
 
     def read(self, rank: int, number: int) -> Slot | None:
@@ -83,13 +132,25 @@ class Memory:
             self._readers[slot] += 1
         return slot
 
-    def release(self, rank: int, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         self._readers[slot] -= 1
-        if not self._readers[slot] and slot not in self.of(rank).values():
-            slot.close()
+        if not any(held is slot for _, held in self._held()):
+            self._close(slot)
 
     def is_read(self, slot: Slot) -> bool:
         return self._readers[slot] > 0
+
+
+class Finder(Protocol):
+    """Looks for snapshots here and on other hosts."""
+
+    def find(self, rank: int, at: At, files: list[str], answer: Callable[[Slot | None, str], None]) -> None:
+        """Answer with what a rank had then, and these of its files; or with why it can't be had."""
+        ...
+
+    def restored(self) -> None:
+        """A worker here has what it asked for."""
+        ...
 
 
 class MemoryLine:
@@ -104,12 +165,14 @@ class MemoryLine:
         memory: Memory,
         fraction: float,
         store: Callable[[int, Share, bool], None],
+        peers: Finder,
     ) -> None:
         self._rank = rank
         self._sock = sock
         self._memory = memory
         self._fraction = fraction
         self._store = store
+        self._peers = peers
         sock.setblocking(False)
         asyncio.get_running_loop().add_reader(sock, self._read)
 
@@ -128,18 +191,21 @@ class MemoryLine:
     def _requested(self, request: memory_words.AnyRequest, fds: list[int]) -> None:
         match request:
             case memory_words.NewSlots():
+                self._peers.restored()
                 size = request.count * sum(request.sizes.values())
                 refused = "" if request.needed else shortage(size, self._memory, self._fraction)
                 count = 0 if refused else request.count
                 self._answer([self._memory.make(self._rank, request.sizes) for _ in range(count)], refused)
             case memory_words.OldSlots():
                 self._answer(sorted(self._memory.of(self._rank)))
+            case memory_words.FindSlot():
+                self._peers.find(request.rank, request.at, request.files, self._found)
             case memory_words.DropSlot():
                 self._memory.drop(self._rank, request.number)
             case memory_words.StoreSlot():
-                letter = Segment(fds[0])
-                share = msgspec.msgpack.decode(letter.map(), type=Share)
-                letter.close()
+                sent = Segment(fds[0])
+                share = msgspec.msgpack.decode(sent.map(), type=Share)
+                sent.close()
                 self._store(request.number, share, request.held)
 
     def _answer(self, numbers: list[int], refused: str = "") -> None:
@@ -149,6 +215,12 @@ class MemoryLine:
             [(number, sorted(mine[number].files)) for number in numbers], storing, refused
         )
         self._send(body, [fd for number in numbers for fd in mine[number].fds])
+
+    def _found(self, slot: Slot | None, why_not: str) -> None:
+        if slot is None:
+            self._send(memory_words.Slots([], [], why_not), [])
+        else:
+            self._send(memory_words.Slots([(0, sorted(slot.files))]), slot.fds)
 
     def stored(self, number: int) -> None:
         """It has been written to storage, or can't be."""
@@ -172,20 +244,16 @@ def shortage(size: int, memory: Memory, fraction: float) -> str:
     most, used = int(fraction * total), memory.size
     if used + size > most:
         return (
-            f"{_gib(size)} needed, and snapshots may have {_gib(most)} ({fraction:.0%} of the host's "
-            f"{_gib(total)}), of which {_gib(used)} are in use"
+            f"{in_units(size)} needed, and snapshots may have {in_units(most)} ({fraction:.0%} of the host's "
+            f"{in_units(total)}), of which {in_units(used)} are in use"
         )
     if available - size < _RESERVE * total:
-        return f"{_gib(size)} needed, and {_gib(available)} of the host's {_gib(total)} are free"
+        return f"{in_units(size)} needed, and {in_units(available)} of the host's {in_units(total)} are free"
     return ""
 
 
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
-
-
 class WorkersMemory:
-    """The same, as a worker has it: where its slots come from, and who writes them to storage."""
+    """The worker's end of a ``MemoryLine``: where its slots come from, and who writes them to storage."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -201,17 +269,21 @@ class WorkersMemory:
     def new_slots(self, sizes: dict[str, int], count: int, *, needed: bool) -> list[tuple[int, Slot]]:
         return self._ask(memory_words.NewSlots(sizes, count, needed))
 
+    def find(self, at: At, rank: int, files: Sequence[str]) -> Slot | None:
+        found = self._ask(memory_words.FindSlot(rank, at, list(files)))
+        return found[0][1] if found else None
+
     def drop(self, number: int) -> None:
         self._sock.send(msgspec.msgpack.encode(memory_words.DropSlot(number)))
 
     def store(self, number: int, share: Share, *, held: bool) -> None:
         text = msgspec.msgpack.encode(share)
-        letter = Segment.create("share", len(text))
-        letter.map()[:] = text
+        request = Segment.create("share", len(text))
+        request.map()[:] = text
         socket.send_fds(
-            self._sock, [msgspec.msgpack.encode(memory_words.StoreSlot(number, held))], [letter.fd]
+            self._sock, [msgspec.msgpack.encode(memory_words.StoreSlot(number, held))], [request.fd]
         )
-        letter.close()
+        request.close()
         self._storing[number] += 1
 
     def storing(self) -> Collection[int]:

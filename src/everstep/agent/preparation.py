@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -12,13 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from everstep import kernel
 from everstep.agent.drivers import Holder
 from everstep.agent.spawner import Recipe, TemplateProcess
-from everstep.control.failures import Kind
+from everstep.errors import signal_name
+from everstep.failures import Kind
+from everstep.process import kernel
 from everstep.protocol import template_words, wire
+from everstep.storage.schemes import BUCKETS
 
-_STORAGE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
+_STORAGE_VARIABLES = tuple(scheme.environment for scheme in BUCKETS.values())
+"""What the names of the variables begin with that stores take options from."""
 
 
 class Preparation:
@@ -124,9 +126,15 @@ class Preparation:
         template.drain()
         template.close()
         code = os.waitstatus_to_exitcode(status)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
         self._holder.say(wire.Unprepared(Kind.TEMPLATE, f"the template process died ({how})", ""))
         return template
+
+    def tell_again(self) -> None:
+        """A later driver must not count on a template that died while nobody listened."""
+        if self.loaded is None:
+            died = "its template process had died, or was not ready, when the driver took over"
+            self._holder.say(wire.Unprepared(Kind.TEMPLATE, died, ""))
 
     def close(self) -> None:
         """Let go of the template: it ends its workers, and then itself."""

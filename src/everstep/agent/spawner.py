@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from everstep import kernel
 from everstep.agent.outbox import Outbox
+from everstep.process import kernel
 from everstep.protocol import framing, template_words, wire
 
 
@@ -59,9 +59,11 @@ class TemplateProcess:
         self._outbox.put(framing.frame(recipe.load))
         asyncio.get_running_loop().add_reader(ours, self._read)
 
-    def fork(self, spec: wire.WorkerSpec, sock: int, memory: int, out: int, progress: int) -> None:
+    def fork(
+        self, spec: wire.WorkerSpec, sock: int, memory: int, output: tuple[int, int], progress: int
+    ) -> None:
         """Start a worker with these descriptors, which are ours no longer."""
-        self._outbox.put(framing.frame(template_words.Fork(spec)), fds=(sock, memory, out, progress))
+        self._outbox.put(framing.frame(template_words.Fork(spec)), fds=(sock, memory, *output, progress))
 
     def end(self, pid: int, sig: int) -> None:
         """Signal a worker. Its parent does it, who knows whether it has ended by itself already."""

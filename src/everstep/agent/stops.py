@@ -7,7 +7,8 @@ import signal
 from dataclasses import dataclass
 
 from everstep.agent.drivers import Holder
-from everstep.agent.workers import HostWorkers, WorkerProcess
+from everstep.agent.worker_process import WorkerProcess
+from everstep.agent.workers import HostWorkers
 from everstep.protocol import wire
 
 

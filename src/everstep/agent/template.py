@@ -23,13 +23,13 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from everstep import kernel
 from everstep.agent import threads
 from everstep.backend.base import packages_of
+from everstep.process import kernel
 from everstep.protocol import framing, template_words, wire
 from everstep.protocol.script import set_up_logging
 
-_FDS_PER_FORK = 4
+_FDS_PER_FORK = 5
 
 
 class Template:
@@ -212,8 +212,8 @@ class Template:
     def _end(self, end: template_words.End) -> None:
         if end.pid not in self._children:
             return
-        # If it has already ended by itself, that is what its status must say.
-        if os.waitid(os.P_PID, end.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        # If it has already ended by itself, or is about to, that is what its status must say.
+        if os.waitid(os.P_PID, end.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) or kernel.is_dying(end.pid):
             return
         self._children[end.pid] = True
         kernel.send_signal(end.pid, end.signal)

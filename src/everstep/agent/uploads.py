@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everstep import kernel
+from everstep.agent.drivers import Holder
+from everstep.agent.memory import Memory
+from everstep.agent.worker_process import WorkerProcess
+from everstep.process import kernel
 from everstep.protocol import framing, wire
 from everstep.snapshots.segments import Slot
 
@@ -40,17 +44,68 @@ def write_snapshot(spec: wire.WorkerSpec, slot: Slot, share: Share, held: bool) 
 def finish_uploads(spec: wire.WorkerSpec) -> Iterator[wire.Uploaded]:
     """Upload what lies in the spool of a worker that is gone. Takes as long as the storage does."""
     from everstep.errors import StorageError
-    from everstep.storage import snapshots
+    from everstep.storage import pending_uploads
     from everstep.storage.store import open_store
 
     who = (spec.epoch, spec.generation, spec.member.rank)
-    for job in snapshots.pending(Path(spec.spool)):
-        index = snapshots.read(job).share.index
+    for job in pending_uploads.pending(Path(spec.spool)):
+        index = pending_uploads.read(job).share.index
         try:
             run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
-            part = snapshots.finish(job, run)
+            part = pending_uploads.finish(job, run)
             word = wire.Uploaded(*who, index, part)
         except (StorageError, OSError) as error:
             word = wire.Uploaded(*who, index, None, f"{type(error).__name__}: {error}")
-        snapshots.forget(job)
+        pending_uploads.forget(job)
         yield word
+
+
+class HostUploads:
+    """Each on a thread of its own; what came of it is told on the agent's. ``known``: workers of a rank that
+    live, or whose end a later driver must hear of.
+    """
+
+    def __init__(
+        self, holder: Holder, memory: Memory, known: Callable[[int], Iterable[WorkerProcess]]
+    ) -> None:
+        self._holder = holder
+        self._memory = memory
+        self._known = known
+        self._loop = asyncio.get_running_loop()
+
+    def store(self, spec: wire.WorkerSpec, number: int, share: Share, held: bool) -> None:
+        """Write a snapshot of this worker to storage, beside all else."""
+        slot = self._memory.read(spec.member.rank, number)
+        assert slot is not None, "a worker stores slots that it has"
+
+        def write() -> None:
+            word = write_snapshot(spec, slot, share, held)
+            self._loop.call_soon_threadsafe(self._stored, spec, number, slot, word)
+
+        threading.Thread(target=write, name="everstep-store", daemon=True).start()
+
+    def _stored(self, spec: wire.WorkerSpec, number: int, slot: Slot, word: wire.Uploaded) -> None:
+        rank = spec.member.rank
+        self._memory.release(slot)
+        asked: WorkerProcess | None = None
+        for worker in self._known(rank):
+            if worker.exited is None:  # the one that asked, or the one that has its place now
+                worker.memory.stored(number)
+            if (worker.spec.epoch, worker.spec.generation) == (spec.epoch, spec.generation):
+                asked = worker
+        if asked is not None:
+            self._done(asked, word)
+
+    def clear_away(self, worker: WorkerProcess, remove: Callable[[], None]) -> None:
+        """What it was uploading is uploaded by us, beside all else; then its temporary files go."""
+
+        def clear() -> None:
+            for word in finish_uploads(worker.spec) if Path(worker.spec.spool).is_dir() else ():
+                self._loop.call_soon_threadsafe(self._done, worker, word)
+            remove()
+
+        threading.Thread(target=clear, daemon=True).start()
+
+    def _done(self, worker: WorkerProcess, word: wire.Uploaded) -> None:
+        worker.uploaded.append(word)
+        self._holder.say(word)

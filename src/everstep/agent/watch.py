@@ -11,13 +11,14 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from everstep import kernel
-from everstep.control.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
+from everstep.health.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
+from everstep.process import kernel
 from everstep.protocol import framing, stacks, wire
 from everstep.protocol.progress import Page, Seen
 
 if TYPE_CHECKING:
-    from everstep.agent.workers import HostWorkers, WorkerProcess
+    from everstep.agent.worker_process import WorkerProcess
+    from everstep.agent.workers import HostWorkers
 
 _BUSY = 0.05
 """Share of one processor that a worker and its children use at least, if they do something. A process that
@@ -48,6 +49,10 @@ class Watched:
         """Since the last progress."""
         self._lull: dict[Stage, float] = {}
         self._gaps: dict[Stage, deque[float]] = {}
+        self._steps: deque[float] = deque(maxlen=_RECENT)
+        """How long one took; of those that came between two looks, the mean."""
+        self._unreported = 0.0
+        """Since the look that last saw a report."""
         self._used: kernel.Used | None = None
         self._unaccounted = 0.0
         """Time since then."""
@@ -69,6 +74,7 @@ class Watched:
         self._locked = 0.0 if now.ticks != before.ticks else self._locked + counted
         self._quiet += counted
         self._unaccounted += counted
+        self._count_steps(before, now, counted)
         if (now.marks, now.stage) == (before.marks, before.stage):
             return True
         self._gaps.setdefault(before.stage, deque(maxlen=_RECENT)).append(self._quiet)
@@ -76,6 +82,13 @@ class Watched:
         self._quiet = self._still = self._longest_still = self._unaccounted = 0.0
         self._used = None
         return False
+
+    def _count_steps(self, before: Seen, now: Seen, seconds: float) -> None:
+        self._unreported += seconds
+        if now.reports != before.reports:
+            if before.reports:  # the first one, with all that is compiled in it, takes longer
+                self._steps.append(self._unreported / (now.reports - before.reports))
+            self._unreported = 0.0
 
     def wants_account(self, every_s: float) -> bool:
         """What it uses is compared over some time: the kernel counts in hundredths of a second."""
@@ -120,6 +133,7 @@ class Watched:
             _STATES.get(kernel.state_of(pid), ProcessState.RUNNING),
             seen.allowed_s,
             seen.label,
+            sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0,
         )
 
     def _usual(self) -> float:
@@ -146,6 +160,15 @@ class Watch:
             now = time.monotonic()
             elapsed, before = min(now - before, 2 * look_s), now
             self._look([w for w in workers if w.line.is_read], elapsed)
+            self._end_stopped_templates()
+
+    def _end_stopped_templates(self) -> None:
+        """Only a template can tell how its workers end. One that is stopped doesn't: it goes, and then the
+        kernel tells us.
+        """
+        for worker in self._workers.running():
+            if not kernel.is_alive(worker.pid) and kernel.state_of(worker.template.pid) in ("T", "t"):
+                worker.template.kill()
 
     def _look(self, workers: list[WorkerProcess], elapsed: float) -> None:
         quiet = [w for w in workers if w.watched.look(w.pid, elapsed)]
@@ -188,7 +211,7 @@ async def find(worker: WorkerProcess) -> Finding:
     main = found.main
     return Finding(
         vitals,
-        stacks.place_of(main),
+        stacks.place_of(main, Seen(worker.watched.page).place),
         stacks.line_of(main),
         framing.clip(stacks.text_of(main)),
         framing.clip(found.text),

@@ -6,31 +6,32 @@ import faulthandler
 import os
 import queue
 import random
+import runpy
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
 
-from everstep import kernel, session as sessions
-from everstep.agent import raynode, scratch
+from everstep.agent import raynode, scratch, script
 from everstep.agent.answers import Answers
 from everstep.agent.memory import WorkersMemory
 from everstep.backend.base import Backend, NoBackend
-from everstep.control.vitals import Stage
 from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeError
-from everstep.here import enter
+from everstep.health.vitals import Stage
+from everstep.process import kernel
+from everstep.process.current import enter
 from everstep.protocol import framing, wire, words
 from everstep.protocol.progress import Page, Progress
+from everstep.worker import session as sessions
 
 STOPPED = 128 + signal.SIGTERM
 COLLECTIVES = ("barrier", "broadcast")
-_CALLERS = (__file__, str(Path(sessions.__file__).with_name("script.py")), "<frozen runpy>")
+_CALLERS = (__file__, script.__file__, runpy.run_path.__code__.co_filename)
 """Files whose lines lead to the user's, and say nothing of what happened there."""
 
 
@@ -89,14 +90,14 @@ class SocketLink:
                     self.session.committed(message.index)
             case words.Kept():
                 if self.session is not None:
-                    self.session.kept(message.at, message.upto)
+                    self.session.kept(message.kept, message.upto)
             case words.Propose():
                 if self.session is not None:
-                    calls = self.session.proposed(message.number, message.value)
+                    calls = self.session.values.proposed(message.number, message.value)
                     self.send(framing.frame(words.Counted(message.number, calls)))
             case words.Agree():
                 if self.session is not None:
-                    self.session.agreed(message.number, message.start)
+                    self.session.values.agreed(message.number, message.start)
             case words.Undriven():
                 if self.session is not None:
                     self.session.undriven(message.now)
@@ -133,11 +134,12 @@ def work(
     sock_fd: int,
     memory_fd: int,
     out_fd: int,
+    err_fd: int,
     progress_fd: int,
 ) -> int:
     """Be the worker. Returns the process's exit code."""
     os.setsid()
-    _redirect_output(out_fd)
+    _redirect_output(out_fd, err_fd)
     faulthandler.enable(file=2)  # a crash in C code leaves Python's stacks in the log
     os.set_inheritable(progress_fd, False)
     progress = Progress(Page(progress_fd))
@@ -170,7 +172,7 @@ def work(
         arguments, datasets = cloudpickle.loads(config)
         session.hand_over(datasets)
         value = _called(function, arguments)
-        session.finish()
+        session.reporting.finish()
         # The function may have taken SIGTERM for itself; from here on it means that all are done.
         signal.signal(signal.SIGTERM, stopping.handle)
         link.send(framing.frame(_returned(value) if member.group_rank == 0 else words.Returned(None)))
@@ -187,11 +189,13 @@ def work(
         at = time.monotonic()
         text = _traceback(error)
         echo = backend.is_peer_failure(error)
+        if echo:
+            progress.echo()
         sys.stderr.write(text)
         _flush()
         message = framing.described(error).split("\n")[0]
         final = isinstance(error, TooLargeError)
-        lost = isinstance(error, LostSnapshotError)
+        lost = spec.snapshot if isinstance(error, LostSnapshotError) else None
         raised = words.Raised(
             message, framing.clip(text), echo, at, joined, _damaged(error, spec), lost, final
         )
@@ -272,12 +276,12 @@ def _returned(value: Any) -> words.Returned:
     return words.Returned(data)
 
 
-def _redirect_output(fd: int) -> None:
-    """Everything printed, by Python or by C, goes to the agent's pipe."""
+def _redirect_output(out_fd: int, err_fd: int) -> None:
+    """Everything printed, by Python or by C, goes to what the agent has opened for it."""
     _flush()
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+    for fd, stream in ((out_fd, 1), (err_fd, 2)):
+        os.dup2(fd, stream)
+        os.close(fd)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -294,11 +298,7 @@ def _flush() -> None:
 
 
 def _set_environment(backend: Backend, spec: wire.WorkerSpec) -> None:
-    for name, value in backend.environment(spec.member).items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    kernel.set_environment(backend.environment(spec.member))
     os.environ["EVERSTEP_RUN"] = spec.run_name
     scratch.use(spec.scratch)
     if spec.lighthouse:

@@ -22,18 +22,18 @@ _DISK_LOOK_S = 0.5
 
 
 class WorkerLine:
-    """Used from the agent's main thread only. ``deaf`` is called if the worker leaves so much unread that no
-    more can be kept for it.
+    """Used from the agent's main thread only. ``overflowed`` is called if the worker leaves so much unread
+    that no more can be kept for it.
     """
 
     def __init__(
-        self, spec: wire.WorkerSpec, sock: socket.socket, holder: Holder, deaf: Callable[[], None]
+        self, spec: wire.WorkerSpec, sock: socket.socket, holder: Holder, overflowed: Callable[[], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._spec = spec
         self._sock = sock
         self._holder = holder
-        self._outbox = Outbox(sock, deaf)
+        self._outbox = Outbox(sock, overflowed)
         self.spool = Spool(Path(f"{spec.log_path}.spool"))
         self.state = b""
         """What the driver said of all that the spool no longer holds."""

@@ -9,62 +9,29 @@ import asyncio
 import os
 import signal
 import socket
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from everstep import kernel
 from everstep.agent import scratch
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.logs import WorkerLog
 from everstep.agent.memory import PACKETS, Memory, MemoryLine
-from everstep.agent.output import WorkerOutput, output_pipe
+from everstep.agent.output import WorkerOutput, open_streams
+from everstep.agent.peers import Peers
 from everstep.agent.preparation import Preparation
 from everstep.agent.spawner import TemplateProcess
-from everstep.agent.uploads import finish_uploads, write_snapshot
+from everstep.agent.uploads import HostUploads
 from everstep.agent.watch import Watched
 from everstep.agent.worker_line import WorkerLine
+from everstep.agent.worker_process import WorkerProcess, exited
+from everstep.errors import StorageAccessError
+from everstep.process import kernel
 from everstep.protocol import framing, template_words, wire, words
 from everstep.protocol.progress import Page, shared_memory
-from everstep.snapshots.segments import Slot
-from everstep.storage.checkpoints import Share
-
-MOST_UPLOADED = 64
-"""More than a worker may have that are neither committed nor given up."""
-
-
-@dataclass
-class WorkerProcess:
-    """One worker process and its two ways out: messages and output."""
-
-    spec: wire.WorkerSpec
-    template: TemplateProcess
-    line: WorkerLine
-    output: WorkerOutput
-    memory: MemoryLine
-    watched: Watched
-    oom_before: int
-    pid: int = 0
-    uploaded: deque[wire.Uploaded] = field(default_factory=lambda: deque(maxlen=MOST_UPLOADED))
-    """What we uploaded for it, and a later driver may have to be told."""
-    exited: wire.Exited | None = None
-    kill: int = 0
-    """A signal that it is to get as soon as it has a pid."""
-    by_us: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return (self.spec.epoch, self.spec.member.rank)
-
-    def held(self) -> wire.Held:
-        return wire.Held(self.spec, self.pid, self.line.spool.acknowledged, self.line.state, bool(self.kill))
 
 
 class HostWorkers:
@@ -79,6 +46,8 @@ class HostWorkers:
         self._ended: dict[tuple[int, int], WorkerProcess] = {}
         """Of the present epoch: a later driver must hear how they ended."""
         self.memory = Memory()
+        self._uploads = HostUploads(holder, self.memory, self._known)
+        self.peers = Peers(folder, holder, self.memory)
         self._fresh: list[TemplateProcess] = []
         """Processes that become one worker each, where forking isn't safe."""
 
@@ -87,6 +56,10 @@ class HostWorkers:
 
     def get(self, epoch: int, rank: int) -> WorkerProcess | None:
         return self._live.get((epoch, rank))
+
+    def _known(self, rank: int) -> list[WorkerProcess]:
+        """Of this rank: one that lives, and those of the present epoch that have ended."""
+        return [w for w in (*self._live.values(), *self._ended.values()) if w.spec.member.rank == rank]
 
     def running(self) -> list[WorkerProcess]:
         """Those that have a process."""
@@ -102,15 +75,20 @@ class HostWorkers:
     # ------------------------------------------------------------------ starting
 
     def start(self, specs: list[wire.WorkerSpec], preparation: Preparation, lighthouse: str) -> None:
+        epochs, ranks = {spec.epoch for spec in specs}, {spec.member.rank for spec in specs}
+        in_the_way = [w.pid for (e, rank), w in self._live.items() if e not in epochs or rank in ranks]
+        if in_the_way:
+            raise OSError(f"workers of an earlier attempt (pids {in_the_way}) are still there")
         if any(spec.epoch > epoch for spec in specs for epoch, _ in self._ended):
             self.forget_ended()
-            self.memory.retain({spec.member.rank for spec in specs})
+            kept = {at for spec in specs for at in spec.kept}
+            self.memory.retain({spec.member.rank for spec in specs}, kept)
         for spec in specs:
             template = preparation.template_for_worker()
             fresh = template is not preparation.template
             try:
                 self._start(spec, template, lighthouse)
-            except OSError:
+            except (OSError, StorageAccessError):
                 if fresh:
                     template.kill()
                 raise
@@ -136,42 +114,24 @@ class HostWorkers:
             holds, asks = socket.socketpair(socket.AF_UNIX, PACKETS)
             undo.callback(holds.close)
             undo.callback(asks.close)
-            out, into = output_pipe()
-            undo.callback(os.close, out)
-            undo.callback(os.close, into)
+            sources, output = open_streams(spec, undo)
             progress = shared_memory()
             undo.pop_all()
-        line = WorkerLine(spec, ours, self._holder, lambda: self._deaf(worker))
-        output = WorkerOutput(spec, out, log, self._holder)
+        line = WorkerLine(spec, ours, self._holder, lambda: self._overflowed(worker))
+        page = Page(progress)
+        printed = WorkerOutput(spec, sources, log, self._holder, page)
         memory = MemoryLine(
-            spec.member.rank, holds, self.memory, spec.memory_fraction, partial(self._store, spec)
+            spec.member.rank,
+            holds,
+            self.memory,
+            spec.memory_fraction,
+            partial(self._uploads.store, spec),
+            self.peers,
         )
-        watched = Watched(Page(progress))
-        worker = WorkerProcess(spec, template, line, output, memory, watched, kernel.oom_kills())
+        watched = Watched(page)
+        worker = WorkerProcess(spec, template, line, printed, memory, watched, kernel.oom_kills())
         self._live[worker.key] = worker
-        template.fork(spec, theirs.detach(), asks.detach(), into, os.dup(progress))
-
-    def _store(self, spec: wire.WorkerSpec, number: int, share: Share, held: bool) -> None:
-        """Write a snapshot of this worker to storage, beside all else."""
-        slot = self.memory.read(spec.member.rank, number)
-        assert slot is not None, "a worker stores slots that it has"
-
-        def write() -> None:
-            word = write_snapshot(spec, slot, share, held)
-            self._loop.call_soon_threadsafe(self._stored, spec, number, slot, word)
-
-        threading.Thread(target=write, name="everstep-store", daemon=True).start()
-
-    def _stored(self, spec: wire.WorkerSpec, number: int, slot: Slot, word: wire.Uploaded) -> None:
-        rank = spec.member.rank
-        self.memory.release(rank, slot)
-        for worker in self._live.values():  # the one that asked, or the one that has its place now
-            if worker.spec.member.rank == rank:
-                worker.memory.stored(number)
-        key = (spec.epoch, rank)
-        asked = self._live.get(key) or self._ended.get(key)
-        if asked is not None and asked.spec.generation == spec.generation:
-            self._has_uploaded(asked, word)
+        template.fork(spec, theirs.detach(), asks.detach(), output, os.dup(progress))
 
     def template_said(self, word: template_words.AnyWord) -> None:
         match word:
@@ -191,8 +151,8 @@ class HostWorkers:
             return
         worker.pid = word.pid
         self._holder.say(wire.Spawned(word.epoch, worker.spec.generation, word.rank, word.pid))
-        if worker.kill:
-            self.signal(worker, worker.kill)
+        if worker.stop_signal:
+            self.signal(worker, worker.stop_signal)
 
     # ------------------------------------------------------------------ talking
 
@@ -237,11 +197,11 @@ class HostWorkers:
     # ------------------------------------------------------------------ ending
 
     def signal(self, worker: WorkerProcess, sig: int) -> None:
-        worker.kill = sig
+        worker.stop_signal = sig
         if not worker.pid:
             return
         if worker.template in self._fresh:
-            worker.by_us = True
+            worker.by_us = worker.by_us or not kernel.is_dying(worker.pid)
             kernel.send_signal(worker.pid, sig)
         else:
             worker.template.end(worker.pid, sig)
@@ -250,7 +210,7 @@ class HostWorkers:
         for worker in list(self._live.values()):
             self.signal(worker, signal.SIGKILL)
 
-    def _deaf(self, worker: WorkerProcess) -> None:
+    def _overflowed(self, worker: WorkerProcess) -> None:
         """It has left more unread than can be kept for it: without what it should have read it can't go on.
         Its death is a failure like any other, and its log says why.
         """
@@ -261,7 +221,7 @@ class HostWorkers:
         if worker.pid:
             kernel.send_signal(worker.pid, signal.SIGKILL)
         else:
-            worker.kill = signal.SIGKILL
+            worker.stop_signal = signal.SIGKILL
 
     def reaped(self, pid: int, status: int, peak_rss: int) -> None:
         """A child of ours has ended: a fresh worker, or an orphan that became ours."""
@@ -270,9 +230,14 @@ class HostWorkers:
             self._fresh.remove(fresh)
             fresh.drain()
             fresh.close()
-        workers = list(self._live.values())
-        worker = next((w for w in workers if w.pid == pid or w.template is fresh is not None), None)
-        if worker is not None:
+        ended = [w for w in self._live.values() if w.pid == pid]
+        left = [w for w in self._live.values() if w.template.pid == pid and w.pid != pid]
+        if left:
+            # A template that was let go leaves its workers to us; but it may have seen the end of some, with
+            # nobody to tell, and never have forked others.
+            children = {child for child, _ in kernel.children_of(os.getpid())}
+            ended += [w for w in left if w.pid not in children]
+        for worker in ended:
             self._end(worker, status, peak_rss)
 
     def template_died(self, template: TemplateProcess, status: int) -> None:
@@ -287,23 +252,14 @@ class HostWorkers:
         worker.memory.close()
         worker.output.close()
         worker.watched.page.close()
-        worker.exited = _exited(worker, status, peak_rss)
+        worker.exited = exited(worker, status, peak_rss)
         self._ended[worker.key] = worker
         self._holder.say(worker.exited)
         # What it started (data loaders, helpers) goes with it; nobody waits for that.
-        self._loop.call_soon(kernel.kill_sessions, {worker.pid})
-        threading.Thread(target=self._clear_away, args=(worker,), daemon=True).start()
+        if worker.pid:
+            self._loop.call_soon(kernel.kill_sessions, {worker.pid})
+        self._uploads.clear_away(worker, lambda: scratch.remove(self._folder, Path(worker.spec.scratch)))
         self._tell_ended(worker)
-
-    def _clear_away(self, worker: WorkerProcess) -> None:
-        """What it was uploading is uploaded by us, beside all else; then its temporary files go."""
-        for word in finish_uploads(worker.spec) if Path(worker.spec.spool).is_dir() else ():
-            self._loop.call_soon_threadsafe(self._has_uploaded, worker, word)
-        scratch.remove(self._folder, Path(worker.spec.scratch))
-
-    def _has_uploaded(self, worker: WorkerProcess, word: wire.Uploaded) -> None:
-        worker.uploaded.append(word)
-        self._holder.say(word)
 
     def forget_ended(self) -> None:
         for worker in self._ended.values():
@@ -311,32 +267,15 @@ class HostWorkers:
         self._ended = {}
 
     def close(self) -> None:
-        """The run has left this host."""
+        """The run has left this host, and no worker is left."""
         for template in self._fresh:
             template.close()
         self._fresh = []
         self.forget_ended()
+        self.peers.leave()
         self.memory.clear()
 
     def kill_everything(self) -> None:
         for template in self._fresh:
             template.kill()
         kernel.kill_sessions({worker.pid for worker in self._live.values() if worker.pid})
-
-
-def _exited(worker: WorkerProcess, status: int, peak_rss: int) -> wire.Exited:
-    code = os.waitstatus_to_exitcode(status)
-    spec = worker.spec
-    return wire.Exited(
-        spec.epoch,
-        spec.generation,
-        spec.member.rank,
-        time.monotonic(),
-        code if code >= 0 else None,
-        -code if code < 0 else None,
-        worker.by_us,
-        code == -signal.SIGKILL and not worker.by_us and kernel.oom_kills() > worker.oom_before,
-        peak_rss,
-        worker.output.log.tail,
-        spec.log_path,
-    )

@@ -1,7 +1,8 @@
 """What a framework has to say about turning workers into one distributed job.
 
-A backend travels with the training function to the workers. It knows nothing of failures, hosts or
-engines: the driver decides who is in a group, the backend only joins them.
+A backend travels with the training function to the workers. It knows nothing of hosts or engines: the driver
+decides who is in a group, the backend only joins them. It decides nothing about failures either; it only
+tells the echo of a peer's death from a cause.
 """
 
 from __future__ import annotations

@@ -33,11 +33,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.backend.base import Endpoint, Member
-from everstep.backend.echoes import is_gloo_echo, with_causes
+from everstep.backend.deadline_calls import finish_within
 from everstep.backend.network import hold_port, interface_variables, join_address, wait_until_listening
-from everstep.backend.patience import finish_within
+from everstep.backend.peer_errors import is_gloo_echo, with_causes
 from everstep.backend.visibility import visible_devices
 from everstep.errors import ConfigError
+from everstep.process import kernel
 from everstep.refusals import answers_unknown_arguments
 
 LEADER_STAYS_S = 3600.0
@@ -63,7 +64,7 @@ _COORDINATION_ECHO = re.compile(
     r"|connection reset)",
     re.IGNORECASE | re.DOTALL,
 )
-_LAST_WORDS = "the JAX distributed service detected fatal errors"
+_ABORT_MESSAGE = "the JAX distributed service detected fatal errors"
 
 
 @answers_unknown_arguments
@@ -145,7 +146,7 @@ class JaxBackend:
 
         deadline = time.monotonic() + timeout_s
         address, port = str(endpoint["address"]), int(endpoint["port"])
-        _set_environment(_multislice_variables(member, endpoint) | _around_proxies(address))
+        kernel.set_environment(_multislice_variables(member, endpoint) | _around_proxies(address))
         if not jax.config.jax_platforms:
             jax.config.update("jax_platforms", _PLATFORMS.get(member.device_kind))
         _put_gloo_on(member.bind_address)
@@ -207,7 +208,7 @@ class JaxBackend:
 
     def is_peer_abort(self, signal_number: int, log_tail: str) -> bool:
         """Whether JAX ended a process, which then leaves no exception, because its leader died."""
-        return signal_number == signal.SIGABRT and _LAST_WORDS in log_tail
+        return signal_number == signal.SIGABRT and _ABORT_MESSAGE in log_tail
 
 
 class JaxScriptBackend(JaxBackend):
@@ -268,14 +269,6 @@ def _around_proxies(address: str) -> dict[str, str | None]:
     spared = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
     addresses = [part for part in spared.split(",") if part]
     return {"no_grpc_proxy": ",".join(dict.fromkeys([*addresses, address]))}
-
-
-def _set_environment(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 # Below: what JAX has no public name for. Where a version lacks one, its own default stays.

@@ -31,5 +31,5 @@ class ScriptBackend(TorchBackend):
             variables.pop(name)
         return variables
 
-    def _meet(self, member: Member, patience: timedelta) -> None:
+    def _meet(self, member: Member, timeout: timedelta) -> None:
         pass

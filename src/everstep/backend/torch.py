@@ -16,10 +16,10 @@ from datetime import timedelta
 from typing import Any
 
 from everstep.backend.base import Endpoint, Member
-from everstep.backend.echoes import is_gloo_echo, with_causes
+from everstep.backend.deadline_calls import finish_within
 from everstep.backend.launched import LaunchedGroup
 from everstep.backend.network import interface_variables, is_loopback, listen
-from everstep.backend.patience import finish_within
+from everstep.backend.peer_errors import is_gloo_echo, with_causes
 from everstep.backend.visibility import visible_devices
 from everstep.errors import ConfigError
 from everstep.refusals import answers_unknown_arguments
@@ -176,24 +176,24 @@ class TorchBackend:
         address, port = str(endpoint["address"]), int(endpoint["port"])
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
         _share_cores(torch, member)
-        patience = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=timeout_s)
         listener, self._listener = self._listener, None
         self._hosts_store = listener is not None
         self._store = dist.TCPStore(
             address,
             port,
             is_master=self._hosts_store,
-            timeout=patience,
+            timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=None if listener is None else listener.detach(),
         )
         if "prefix" in endpoint:  # a store that others use, or have used, as well
             self._store = dist.PrefixStore(str(endpoint["prefix"]), self._store)
-        self._meet(member, patience)
+        self._meet(member, timeout)
         self._count(_JOINED, member)
         _joined = member
 
-    def _meet(self, member: Member, patience: timedelta) -> None:
+    def _meet(self, member: Member, timeout: timedelta) -> None:
         """Make the process group."""
         import torch
         import torch.distributed as dist
@@ -205,12 +205,12 @@ class TorchBackend:
             store=dist.PrefixStore(_STORE_PREFIX, self._store),
             rank=member.group_rank,
             world_size=member.group_size,
-            timeout=patience,
+            timeout=timeout,
         )
         # Meeting had the deadline of a start; from here on the group has the user's.
-        patience = timedelta(seconds=self.config.timeout_s)
-        dist.distributed_c10d._set_pg_timeout(patience)
-        self._store.set_timeout(patience)
+        timeout = timedelta(seconds=self.config.timeout_s)
+        dist.distributed_c10d._set_pg_timeout(timeout)
+        self._store.set_timeout(timeout)
 
     def leave(self, member: Member) -> None:
         import torch.distributed as dist

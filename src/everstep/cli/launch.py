@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-_REFUSED = {
-    "--rdzv-backend": "Leave it out: workers find each other through Everstep",
-    "--rdzv-endpoint": "Leave it out: workers find each other through Everstep",
-    "--rdzv-id": "Leave it out, or give the run a name with --name",
-    "--rdzv-conf": "Leave it out: workers find each other through Everstep",
-    "--node-rank": "Leave it out, and start the command once: with --engine ray, workers run on all nodes",
-    "--master-addr": "Leave it out: workers find each other through Everstep",
-    "--master-port": "Leave it out: workers find each other through Everstep",
-    "--local-addr": "Leave it out",
-    "--role": "Leave it out: there is one role",
-    "--monitor-interval": "Leave it out: a death is noticed at once",
-    "--start-method": "Leave it out: workers are forked from a process that has imported what they need",
-    "--no-python": "Give a Python script, or -m and a module",
-    "--run-path": "Leave it out: scripts run as __main__ already",
-    "--log-dir": "Leave it out: the logs of all ranks are in the run's folder, under --storage-path",
-    "--redirects": "Leave it out: the output of all ranks is kept in the run's folder",
-    "-r": "Leave it out: the output of all ranks is kept in the run's folder",
-    "--tee": "Leave it out: the output of all ranks is shown and kept; --show-ranks chooses whose is shown",
-    "-t": "Leave it out: the output of all ranks is shown and kept; --show-ranks chooses whose is shown",
-    "--logs-specs": "Leave it out",
-}
-"""torchrun's options that make no sense here, with what to do instead."""
+from everstep.cli.torchrun_options import LocalRanksType, StreamsType, refused
+
+if TYPE_CHECKING:
+    from everstep.driver.output_files import StreamChoice
 
 
-class _Refused(click.Option):
-    """One that is named, and not ignored."""
+class EngineName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """One of the engines, which are asked for when it is checked or shown: no command imports them before."""
 
-    def __init__(self, names: list[str], remedy: str) -> None:
-        super().__init__(names, hidden=True, expose_value=False, callback=self._refuse, default=None)
-        self._remedy = remedy
+    name = "engine"
 
-    def _refuse(self, context: click.Context, parameter: click.Parameter, value: object) -> None:
-        if value is not None:
-            raise click.UsageError(f"{self.opts[0]} isn't an option here. {self._remedy}.")
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        from everstep.engine.choice import NAMES
+
+        return f"[{'|'.join(NAMES)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from everstep.engine.choice import NAMES
+
+        return click.Choice(NAMES).convert(value, param, ctx)
 
 
 @click.command(
@@ -72,12 +60,32 @@ class _Refused(click.Option):
     show_default=True,
     help="With `jax`, processes are one `jax.distributed` job when the script begins.",
 )
-@click.option("--engine", default="auto", type=click.Choice(["auto", "local", "ray"]), show_default=True)
+@click.option("--engine", default="auto", type=EngineName(), show_default=True)
 @click.option("--name", metavar="NAME", help="The run's name. The same name again resumes it.")
 @click.option(
     "--storage-path", metavar="PATH", help="Where the run's journal, logs and checkpoints are kept."
 )
 @click.option("--show-ranks", metavar="RANKS", default="all", help="Whose output is shown: `0,1` or `all`.")
+@click.option(
+    "--local-ranks-filter",
+    type=LocalRanksType(),
+    metavar="RANKS",
+    help="The same by rank on its host, as in torchrun.",
+)
+@click.option(
+    "-r",
+    "--redirects",
+    type=StreamsType(),
+    default="0",
+    metavar="STREAMS",
+    help="Write these to files and don't show them: 1 stdout, 2 stderr, 3 both; or by local rank, `0:3,1:2`.",
+)
+@click.option(
+    "-t", "--tee", type=StreamsType(), default="0", metavar="STREAMS", help="Write these to files as well."
+)
+@click.option(
+    "--log-dir", metavar="FOLDER", default="", help="For these files; by default the run's log folder."
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -91,17 +99,22 @@ def run(
     name: str | None,
     storage_path: str | None,
     show_ranks: str,
+    local_ranks_filter: frozenset[int] | None,
+    redirects: StreamChoice,
+    tee: StreamChoice,
+    log_dir: str,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a script on several workers, as torchrun does, and restart only what fails.
+    """Run a script as torchrun does, and restart what fails.
 
     The script needs no change: it finds torchrun's variables (with --framework jax, jax.distributed ready),
     and runs as __main__ with its own arguments.
     Workers are forked from a process that has imported what the script's import lines name.
     """
     from everstep.config import DEFAULT_STORAGE_PATH, FailureConfig, RunConfig, ScalingConfig
-    from everstep.control.deadlines import Deadlines
+    from everstep.deadlines import Deadlines
+    from everstep.driver.output_files import OutputFiles
     from everstep.driver.scripts import launch
     from everstep.errors import EverstepError
 
@@ -135,13 +148,16 @@ def run(
                 log_ranks=_ranks(show_ranks, workers * most),
             ),
             engine="local" if standalone else engine,
+            output=OutputFiles(
+                redirects, tee, os.path.abspath(log_dir) if log_dir else "", local_ranks_filter
+            ),
         )
     except EverstepError as error:
-        click.echo(f"everstep: {error}", err=True)
+        click.echo(f"everstep: {_by_its_option(str(error))}", err=True)
         raise SystemExit(1) from error
 
 
-run.params.extend(_Refused([name], remedy) for name, remedy in _REFUSED.items())
+run.params.extend(refused())
 
 
 def _hosts(text: str) -> tuple[int, int]:
@@ -153,6 +169,11 @@ def _hosts(text: str) -> tuple[int, int]:
     if not 1 <= found[0] <= found[1]:
         raise click.BadParameter(f"{text!r} is neither a number nor MIN:MAX.", param_hint="--nnodes")
     return found
+
+
+def _by_its_option(message: str) -> str:
+    """The budget has the name of a setting, and here it is an option."""
+    return re.sub(r"(?m)^(no restart allowed \()?max_failures=", r"\1--max-restarts ", message)
 
 
 def _require_module(name: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from everstep import __version__
-from everstep.cli import launch, looking, operator, runs, serving, simulation
-
-_SIGNALS = ("KILL", "TERM", "STOP", "CONT")
+from everstep.cli import inspection, launch, operator, runs, simulation, ui
+from everstep.process.kernel import SENDABLE
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -16,7 +15,7 @@ def main() -> None:
     """Everstep keeps distributed training running."""
 
 
-for command in (*runs.COMMANDS, *looking.COMMANDS, *serving.COMMANDS, *simulation.COMMANDS):
+for command in (*runs.COMMANDS, *inspection.COMMANDS, *ui.COMMANDS, *simulation.COMMANDS):
     main.add_command(command)
 main.add_command(operator.operator)
 main.add_command(launch.run)
@@ -25,7 +24,7 @@ main.add_command(launch.run)
 @main.command()
 def ps() -> None:
     """The runs on this machine: their drivers, workers and hosts."""
-    from everstep.driver.registry import live_runs
+    from everstep.observe.registry import live_runs
 
     found = live_runs()
     if not found:
@@ -51,7 +50,7 @@ def ps() -> None:
 @click.option(
     "--signal",
     "signal_name",
-    type=click.Choice(_SIGNALS, case_sensitive=False),
+    type=click.Choice(SENDABLE, case_sensitive=False),
     default="KILL",
     show_default=True,
     help="STOP freezes and CONT thaws. TERM at a host or slice is the notice that it will be taken away.",

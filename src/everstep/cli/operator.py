@@ -117,7 +117,7 @@ async def _run(
 ) -> int:
     import asyncio
 
-    from everstep.kube import metrics, neighbours, webhook as validating
+    from everstep.kube import metrics, other_operators, webhook as validating
     from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
     from everstep.kube.lease import LeaseGone
     from everstep.kube.operator import Operator
@@ -131,7 +131,7 @@ async def _run(
 
     async def look_after() -> None:
         async with await Api.connect(kubeconfig, context) as api, contextlib.AsyncExitStack() as around:
-            await neighbours.check(api, settings)
+            await other_operators.check(api, settings)
             running = Operator(api, settings)
             if metrics_port is not None:
                 await around.enter_async_context(metrics.served(running, metrics_port))
@@ -151,7 +151,7 @@ async def _run(
         await look_after()
     except* asyncio.CancelledError:
         log.info("stopped")
-    except* (neighbours.NotHere, NoCluster) as errors:
+    except* (other_operators.OperatorRefused, NoCluster) as errors:
         click.echo(f"everstep operator: {errors.exceptions[0]}", err=True)
         code = 2
     except* LeaseGone as errors:
@@ -217,12 +217,12 @@ def manifests(
 
 
 async def _foreign_definition(kubeconfig: str | None, context: str | None) -> str | None:
-    from everstep.kube import neighbours
+    from everstep.kube import other_operators
     from everstep.kube.api import UNREACHABLE, Api, ApiError, NoCluster, said
 
     try:
         async with await Api.connect(kubeconfig, context) as api:
-            return await neighbours.foreign_definition(api)
+            return await other_operators.foreign_definition(api)
     except (ApiError, NoCluster, *UNREACHABLE) as error:
         raise click.ClickException(
             f"whether the cluster has a definition of RayClusters, which must not be written over, can't be "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from everstep.driver.history import History
+    from everstep.journal.history import History
     from everstep.observe.reading import Facts
 
 _POLL_S = 0.5
@@ -30,16 +30,20 @@ class RunCommand(click.Command):
 
 
 @click.command(cls=RunCommand)
-@click.argument("storage")
-def runs(storage: str) -> None:
+@click.argument("storage", required=False)
+def runs(storage: str | None) -> None:
     """The runs under a storage path, and how they stand.
 
-    STORAGE is what RunConfig(storage_path=…) was: a folder, or s3://bucket/prefix and the like.
+    STORAGE is what RunConfig(storage_path=…) was: a folder, or s3://bucket/prefix and the like. By default
+    it is ~/everstep_results.
     """
+    from everstep.config import DEFAULT_STORAGE_PATH
     from everstep.observe.reading import read_facts
     from everstep.storage.store import open_store
 
-    store = open_store(storage)
+    store = open_store(storage or DEFAULT_STORAGE_PATH)
+    if storage and store.is_local and not Path(store.address()).is_dir():
+        raise click.ClickException(f"there is no folder {store.address()}")
     rows = []
     for name in store.folders():
         facts = read_facts(store.child(name))
@@ -61,7 +65,7 @@ def runs(storage: str) -> None:
     if not rows:
         click.echo(f"No run is in {store.address()}.", err=True)
         return
-    heads = ["NAME", "STATE", "EPOCHS", "CHECKPOINTS", "NEWEST", "METRICS", "LAST WRITTEN"]
+    heads = ["NAME", "STATE", "ATTEMPTS", "CHECKPOINTS", "NEWEST", "REPORTS", "LAST WRITTEN"]
     for line in _table([heads, *rows], right={2, 3, 5}):
         click.echo(line)
 
@@ -76,16 +80,16 @@ def runs(storage: str) -> None:
     help="Write a page there: timeline, incidents, metrics, checkpoints and ledger, in one file.",
 )
 def show(run: str, as_json: bool, html: Path | None) -> None:
-    """One run: its state, where its time went, its checkpoints, and what it recovered from.
+    """One run: state, cause, goodput, checkpoints, recoveries.
 
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
     machine or in ~/everstep_results.
     """
     import msgspec
 
-    from everstep.driver.display import describe_recovery, describe_straggler
+    from everstep.observe.display import describe_recovery, describe_straggler
+    from everstep.observe.lines import metrics_in_words
     from everstep.observe.reading import find_run
-    from everstep.observe.words import metrics_in_words
 
     facts = find_run(run)
     if html is not None:
@@ -98,7 +102,7 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
     least, most = opened.workers_min, opened.workers_max
     lines = [
         ("run", opened.name),
-        ("address", facts.run.address()),
+        ("address", facts.store.address()),
         ("state", facts.state),
     ]
     if history.outcome == "failed":
@@ -106,12 +110,12 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
     elif history.outcome and history.message not in ("", history.outcome):
         lines.append(("message", history.message))
     elif facts.is_interrupted:
-        lines.append(("", f"{history.owner}, its driver, is gone: the same script again resumes it"))
+        lines += [("", line) for line in _interrupted(facts)]
     lines += [
         ("first opened", _stamp(facts.opened[0].wall)),
         ("last written", _stamp(facts.written)),
         ("workers", f"{least}" if least == most else f"{least} to {most}"),
-        ("epochs", str(history.last_epoch)),
+        ("attempts", str(history.last_epoch)),
         ("drivers", str(len(facts.opened))),
     ]
     if opened.metrics_url and not history.outcome and not facts.is_interrupted:
@@ -123,10 +127,10 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
     lines.append(("goodput", _time_spent(history)))
     lines += [("straggler", describe_straggler(one)) for one in history.slow(history.last_epoch)]
     rows = history.metrics
-    metrics = f"{len(rows)} rows"
+    reports = f"{len(rows)}"
     if rows:
-        metrics += f"; the last: {metrics_in_words(msgspec.msgpack.decode(rows[-1]))}"
-    lines.append(("metrics", metrics))
+        reports += f"; the last: {metrics_in_words(msgspec.msgpack.decode(rows[-1]))}"
+    lines.append(("reports", reports))
     for head, text in lines:
         _say(f"{head:13} {text}")
 
@@ -145,13 +149,26 @@ def show(run: str, as_json: bool, html: Path | None) -> None:
         _say(f"  {_stamp(when)}  {describe_recovery(recovery)}")
 
 
+def _interrupted(facts: Facts) -> list[str]:
+    gone = f"{facts.history.owner}, its driver, is gone: the same command again"
+    if not facts.workers_left:
+        return [f"{gone} resumes it"]
+    return [
+        f"{gone} takes its workers over, and no step is lost",
+        "they end by themselves after Deadlines.orphan_s (300 s by default)",
+    ]
+
+
 def _write_page(facts: Facts, target: Path) -> None:
     from everstep.observe.page import static_page
     from everstep.observe.view import RunView
 
-    view = RunView(facts.run)
+    view = RunView(facts.store)
     view.refresh()
-    target.write_text(static_page(view.as_plain()), encoding="utf-8")
+    try:
+        target.write_text(static_page(view.as_plain()), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"can't write {target}: {error.strerror}") from error
     click.echo(f"wrote {target}")
 
 
@@ -169,8 +186,9 @@ def _as_json(facts: Facts) -> str:
     ledger = facts.history.ledger.until()
     found = {
         "run": facts.opened[-1].name,
-        "address": facts.run.address(),
-        "state": facts.state,
+        "address": facts.store.address(),
+        "state": "interrupted" if facts.is_interrupted else facts.state,
+        "workers_left": facts.workers_left,
         "goodput": ledger.goodput,
         "seconds": {category.value: seconds for category, seconds in ledger.total.items()},
         "badput": ledger.badput(),
@@ -188,11 +206,11 @@ def events(run: str, follow: bool, as_json: bool) -> None:
     RUN is the address of a run's folder, storage_path/name; or the name alone, for one that is live on this
     machine or in ~/everstep_results.
     """
-    from everstep.driver.records import Closed, Opened
+    from everstep.journal.records import Closed, Opened
+    from everstep.observe.lines import in_words, to_json
     from everstep.observe.reading import JournalClock, Tail, find_run
-    from everstep.observe.words import in_words, to_json
 
-    tail, clock = Tail(find_run(run).run), JournalClock()
+    tail, clock = Tail(find_run(run).store), JournalClock()
     closed = False
     try:
         while True:
@@ -245,12 +263,12 @@ def stop(run: str, wait: bool, timeout: float) -> None:
 
 
 def _await_end(facts: Facts, name: str, timeout: float) -> None:
-    from everstep.driver.history import History
-    from everstep.driver.lease import is_dead
+    from everstep.journal.history import History
+    from everstep.journal.lease import is_dead
+    from everstep.observe.lines import ending_in_words
     from everstep.observe.reading import Tail
-    from everstep.observe.words import ending_in_words
 
-    tail, history, lease = Tail(facts.run), History(), facts.history.lease
+    tail, history, lease = Tail(facts.store), History(), facts.history.lease
     deadline = time.monotonic() + timeout
     while True:
         # Before the look: what it wrote before its death is seen.

@@ -1,4 +1,4 @@
-"""The simulator's commands: ``sim-check`` looks for mistakes of the brain, ``simulate`` answers what-ifs."""
+"""The simulator's commands: ``sim-check`` looks for mistakes, ``simulate`` answers what-ifs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import click
 if TYPE_CHECKING:
     from everstep.forecast.answer import Advice, ForecastAnswer
     from everstep.forecast.question import ForecastQuestion, Policy
-    from everstep.sim.brain.hunt import Found, Tally
+    from everstep.sim.hunt import Tally
+    from everstep.sim.shrink import FailedSchedule
 
 _LAST_LINES = 40
 
@@ -29,11 +30,6 @@ def _jobs() -> int:
 @click.option("--seed", type=click.IntRange(min=0), help="The first one's; drawn if not given, and printed.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes; by default one for each core.")
 @click.option("--plant", metavar="NAME", help="Put a known mistake into the code; 'list' names them.")
-@click.option(
-    "--driver",
-    is_flag=True,
-    help="The driver, journal, commits and take-over over a simulated store, not the controller alone.",
-)
 @click.option("--story", is_flag=True, help="Print all that happened: of one schedule, or of what fails.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 def sim_check(
@@ -41,112 +37,90 @@ def sim_check(
     seed: int | None,
     jobs: int | None,
     plant: str | None,
-    driver: bool,
     story: bool,
     as_json: bool,
 ) -> None:
-    """Run the code that decides through fresh schedules of faults, in virtual time.
+    """Run the production driver through random faults.
 
-    After every event it is checked that what must always hold does. Exit code 1 if it doesn't, with the
-    seed, the shortest story that still fails, and the command that replays it. With --plant the exit code
-    is 1 if the mistake is found, as it should be.
+    Time is virtual. Driver, controller, journal and storage code are those of real runs; the store, hosts
+    and workers are simulated. After every event, what must always hold is checked. Exit code 1 if it
+    doesn't, with the seed, the shortest story that still fails, and the command that replays it. With
+    --plant the exit code is 1 if the mistake is found, as it should be.
     """
-    from everstep.sim.brain.hunt import hunt
-    from everstep.sim.brain.plants import PLANTS
+    from everstep.sim.hunt import hunt
+    from everstep.sim.mistakes import MISTAKES
 
-    if driver:
-        _check_driver(schedules, seed, jobs or _jobs(), plant, story, as_json)
-        return
     if plant == "list":
-        width = max(map(len, PLANTS))
-        for known in PLANTS.values():
+        width = max(map(len, MISTAKES))
+        for known in MISTAKES.values():
             click.echo(f"{known.name:{width}}  {known.mistake}")
         return
-    if plant is not None and plant not in PLANTS:
-        raise click.UsageError(f"no mistake is called {plant!r}: there is {', '.join(PLANTS)}")
+    if plant is not None and plant not in MISTAKES:
+        raise click.UsageError(f"no mistake is called {plant!r}: there is {', '.join(MISTAKES)}")
     first = random.SystemRandom().randrange(10**9) if seed is None else seed
     if story and schedules == 1 and _tell_one(first, plant):
         return
     with _bar(schedules, f"schedules from seed {first}", hidden=as_json) as moved:
         tally = hunt(
-            first, schedules, jobs=jobs or _jobs(), plant=plant, progress=lambda t: moved(t.schedules)
+            first, schedules, jobs=jobs or _jobs(), mistake=plant, progress=lambda t: moved(t.schedules)
         )
+    found = [_shortest(bad, plant) for bad in tally.kinds]
     if as_json:
-        click.echo(json.dumps(_as_json(tally, first, plant)))
+        click.echo(json.dumps(_as_json(tally, found, first, plant)))
     else:
-        _tell(tally, first, plant, story)
-    if tally.violations or tally.interrupted:
-        raise SystemExit(1 if tally.violations else 130)
-
-
-def _check_driver(
-    schedules: int, seed: int | None, jobs: int, mistake: str | None, story: bool, as_json: bool
-) -> None:
-    from everstep.sim.hunt import hunt, tell
-    from everstep.sim.mistakes import MISTAKES
-
-    if mistake == "list":
-        width = max(map(len, MISTAKES))
-        for known in MISTAKES.values():
-            click.echo(f"{known.name:{width}}  {known.what}")
-        return
-    if mistake is not None and mistake not in MISTAKES:
-        raise click.UsageError(f"no mistake is called {mistake!r}: there is {', '.join(MISTAKES)}")
-    first = random.SystemRandom().randrange(10**9) if seed is None else seed
-    if story and schedules == 1:
-        lines, what = tell(first, mistake)
-        click.echo(lines)
-        click.echo(f"seed {first}: {what or 'holds'}")
-        raise SystemExit(1 if what else 0)
-    with _bar(schedules, f"schedules from seed {first}", hidden=as_json) as moved:
-        tally = hunt(first, schedules, jobs=jobs, mistake=mistake, progress=lambda t: moved(t.schedules))
-    speed = tally.schedules / tally.seconds if tally.seconds else 0.0
-    if as_json:
-        facts = {"seed": first, "schedules": tally.schedules, "seconds": round(tally.seconds, 3)}
-        click.echo(json.dumps({**facts, "plant": mistake, "found": tally.found}))
-    else:
-        for bad, what in sorted(tally.found.items())[:20]:
-            click.echo(f"seed {bad}: {what}")
-            option = f" --plant {mistake}" if mistake else ""
-            click.echo(f"replay: everstep sim-check --driver --seed {bad} --schedules 1 --story{option}")
-        click.echo(
-            f"{tally.schedules:,} schedules of the driver from seed {first} in {tally.seconds:.1f} s, "
-            f"{speed:.0f} a second: {len(tally.found)} violation{'s' if len(tally.found) != 1 else ''}"
-        )
+        for finding in found:
+            _tell_found(finding, plant, story)
+        _tell(tally, first, plant)
     if tally.found or tally.interrupted:
         raise SystemExit(1 if tally.found else 130)
 
 
 def _tell_one(seed: int, plant: str | None) -> bool:
     """The story of a schedule that holds. False: it doesn't."""
-    from everstep.sim.brain.plants import PLANTS, planted
-    from everstep.sim.brain.run import ScheduleFailed, run_seed
+    from everstep.sim.mistakes import MISTAKES
+    from everstep.sim.planting import planted
+    from everstep.sim.scenario import draw
+    from everstep.sim.schedule import Schedule
+    from everstep.sim.shrink import failure_of
 
-    with planted(PLANTS[plant] if plant is not None else None):
-        try:
-            result = run_seed(seed)
-        except ScheduleFailed:
+    schedule = Schedule(draw(seed))
+    with planted(MISTAKES[plant] if plant is not None else None):
+        if failure_of(schedule):
             return False
-    click.echo(result.story.text(), nl=False)
-    click.echo(f"seed {seed} holds: {result.outcome.value}, {result.events} events")
+    assert schedule.outcome is not None
+    click.echo(schedule.story.text(), nl=False)
+    click.echo(f"seed {seed} holds: {schedule.outcome.value}")
     return True
 
 
-def _tell(tally: Tally, first: int, plant: str | None, story: bool) -> None:
-    for found in sorted(tally.found.values(), key=lambda found: found.seed):
-        _tell_found(found, plant, story)
+def _shortest(seed: int, plant: str | None) -> FailedSchedule:
+    """What does not hold in the schedule of this seed, with as few faults as possible."""
+    from everstep.sim.mistakes import MISTAKES
+    from everstep.sim.planting import planted
+    from everstep.sim.scenario import draw
+    from everstep.sim.shrink import find, shrink
+
+    with planted(MISTAKES[plant] if plant is not None else None):
+        finding = find(draw(seed))
+        assert finding is not None, f"seed {seed} failed before, and holds now"
+        return shrink(finding)
+
+
+def _tell(tally: Tally, first: int, plant: str | None) -> None:
     speed = tally.schedules / tally.seconds if tally.seconds else 0.0
-    broken = f"{tally.violations} violation{'s' if tally.violations != 1 else ''}"
+    violations = len(tally.found)
     click.echo(
         f"{tally.schedules:,} schedules from seed {first} in {tally.seconds:.1f} s, "
-        f"{speed:.0f} a second: {broken}"
+        f"{speed:.0f} a second: {violations} violation{'s' if violations != 1 else ''}"
     )
     if plant is not None:
-        after = f"found after {tally.schedules:,} schedules" if tally.violations else "not found"
+        after = f"found after {tally.schedules:,} schedules" if violations else "not found"
         click.echo(f"planted {plant}: {after}")
         return
+    from everstep.observe.display import named_step
+
     click.echo("  ended: " + _counts(tally.outcomes))
-    click.echo("  rungs: " + _counts(tally.rungs))
+    click.echo("  recovery steps: " + _counts({named_step(rung): n for rung, n in tally.rungs.items()}))
     click.echo("  transitions never taken: " + (", ".join(tally.never_taken) or "none"))
 
 
@@ -155,41 +129,45 @@ def _counts(counter: dict[Any, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in ordered)
 
 
-def _tell_found(found: Found, plant: str | None, story: bool) -> None:
-    lines = found.story.splitlines()
+def _tell_found(finding: FailedSchedule, plant: str | None, story: bool) -> None:
+    from everstep.sim.scenario import draw
+
+    lines = finding.story.text().splitlines()
     left_out = max(0, len(lines) - _LAST_LINES) if not story else 0
-    click.echo(f"seed {found.seed}: {found.what}")
-    click.echo(f"  shrunk from {found.faults_at_first} injected faults to {found.faults}: {found.scenario}")
+    seed, faults = finding.scenario.seed, len(finding.scenario.strikes)
+    click.echo(f"seed {seed}: {finding.what}")
+    click.echo(f"  shrunk from {len(draw(seed).strikes)} injected faults to {faults}: {finding}")
     if left_out:
         click.echo(f"  … {left_out} lines before; --story shows them")
     click.echo("\n".join(lines[left_out:]))
-    click.echo(f"replay: {_replay(found.seed, plant)}\n")
+    click.echo(f"replay: {_replay(seed, plant)}\n")
 
 
 def _replay(seed: int, plant: str | None) -> str:
     return f"everstep sim-check --seed {seed} --schedules 1 --story" + (f" --plant {plant}" if plant else "")
 
 
-def _as_json(tally: Tally, first: int, plant: str | None) -> dict[str, Any]:
+def _as_json(tally: Tally, found: list[FailedSchedule], first: int, plant: str | None) -> dict[str, Any]:
     return {
         "seed": first,
         "schedules": tally.schedules,
         "seconds": round(tally.seconds, 3),
         "schedules_per_second": round(tally.schedules / tally.seconds, 1) if tally.seconds else None,
-        "violations": tally.violations,
+        "violations": len(tally.found),
+        "seeds": sorted(tally.found),
         "plant": plant,
         "outcomes": dict(tally.outcomes),
         "rungs": {rung.value: count for rung, count in tally.rungs.items()},
         "transitions_never_taken": tally.never_taken,
         "found": [
             {
-                "seed": found.seed,
-                "what": found.what,
-                "scenario": found.scenario,
-                "story": found.story.splitlines(),
-                "replay": _replay(found.seed, plant),
+                "seed": finding.scenario.seed,
+                "what": finding.what,
+                "scenario": str(finding),
+                "story": finding.story.text().splitlines(),
+                "replay": _replay(finding.scenario.seed, plant),
             }
-            for found in sorted(tally.found.values(), key=lambda found: found.seed)
+            for finding in found
         ],
     }
 
@@ -263,7 +241,7 @@ def simulate(
 ) -> None:
     """What will the goodput be, on this cluster, with these failures?
 
-    The same brain that runs in production is told of failures in virtual time. Every second of every host
+    The same controller as in production handles failures in virtual time. Every second of every host
     that the job wants is put in one category. Times of a recovery are as `make bench` measured them on one
     machine: give your own, or read the result as what recovery costs at best.
     """

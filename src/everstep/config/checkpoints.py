@@ -24,9 +24,30 @@ class MemoryConfig:
     workers.
     """
 
+    copies: int = 1
+    """On how many other hosts each snapshot is kept as well, of other slices where there are any. 0: a lost
+    host takes its snapshots along.
+    """
+    copy_rate: float = float(1 << 30)
+    """Bytes a second that a host takes in for them, at most, while training goes on."""
+
     def __post_init__(self) -> None:
         if self.every_s is not None:
             require_seconds("MemoryConfig.every_s", self.every_s)
+        if not is_int(self.copies) or self.copies < 0:
+            raise bad(
+                "MemoryConfig.copies",
+                self.copies,
+                "an int of at least 0",
+                "Use 1 for a copy of every snapshot on another host, or 0 for none",
+            )
+        if not is_number(self.copy_rate) or not self.copy_rate > 0:
+            raise bad(
+                "MemoryConfig.copy_rate",
+                self.copy_rate,
+                "bytes a second, more than 0",
+                "Use 1e9 for a gigabyte a second",
+            )
         if not is_number(self.host_fraction) or not 0 < self.host_fraction <= 1:
             raise bad(
                 "MemoryConfig.host_fraction",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from everstep.config.values import bad, is_int, require_choice
 from everstep.refusals import answers_unknown_arguments
+
+_LIMITS = ("max_failures", "controller_failure_limit", "max_preemption_failures", "max_replica_failures")
+"""One for each of the controller's budgets, under the same name."""
 
 
 @answers_unknown_arguments
@@ -31,14 +34,7 @@ class FailureConfig:
     """
 
     def __post_init__(self) -> None:
-        limits = (
-            "max_failures",
-            "controller_failure_limit",
-            "max_preemption_failures",
-            "max_replica_failures",
-        )
-        for name in limits:
-            value = getattr(self, name)
+        for name, value in limits_of(self).items():
             if name == "max_replica_failures" and value is None:
                 continue
             if not is_int(value) or value < -1:
@@ -49,3 +45,8 @@ class FailureConfig:
                     "Use -1 for no limit, 0 to fail at the first",
                 )
         require_choice("FailureConfig.on_hang", self.on_hang, ("restart", "warn", "fail"))
+
+
+def limits_of(config: FailureConfig) -> dict[str, Any]:
+    """What each budget allows, as ``control.settings.Settings`` takes it."""
+    return {name: getattr(config, name) for name in _LIMITS}

@@ -13,12 +13,12 @@ from everstep.callbacks import UserCallback
 from everstep.config.checkpoints import CheckpointConfig
 from everstep.config.failures import FailureConfig
 from everstep.config.values import bad, is_int, put, require_choice, require_seconds
-from everstep.control.deadlines import Deadlines
+from everstep.deadlines import Deadlines
 from everstep.errors import ConfigError, RefusedAttributeError
 from everstep.refusals import answers_unknown_arguments
+from everstep.storage.schemes import BUCKETS, any_bucket
 from everstep.storage.uri import without_arguments
 
-_REMOTE_SCHEMES = ("s3", "gs", "az")
 _LOG_LEVELS = ("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTSET", "WARN", "WARNING")
 _LAST_PORT = 65535
 _LONGEST_NAME = 200  # a file name may have 255 bytes, and ours get suffixes
@@ -190,14 +190,14 @@ def _absolute_storage_path(path: object) -> str:
                 "Write file:///data/runs, with three slashes",
             )
         return os.path.abspath(unquote(parts.path))
-    if parts.scheme in _REMOTE_SCHEMES:
+    if parts.scheme in BUCKETS:
         if not parts.netloc:
             raise bad(field_name, text, "a bucket after the slashes", f"Write {parts.scheme}://bucket/runs")
         return text.rstrip("/")
     raise bad(
         field_name,
         text,
-        "a folder, or file://, s3://, gs:// or az://",
+        f"a folder, or file://, {any_bucket()}",
         "Use a folder, or mount that store as one",
     )
 
@@ -320,7 +320,5 @@ def _default_or_instance(config: RunConfig, name: str, kind: type) -> None:
             f"RunConfig.{name}",
             value,
             f"an everstep {kind.__name__}",
-            f"Make it with everstep.{kind.__name__}(…)"
-            if kind is not Deadlines
-            else "Make it with everstep.Deadlines(…)",
+            f"Make it with everstep.{kind.__name__}(…)",
         )

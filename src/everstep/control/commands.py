@@ -1,4 +1,4 @@
-"""What the brain wants done.
+"""What the controller wants done.
 
 Commands are carried out in order; each answers with an event, or needs no answer.
 """
@@ -9,12 +9,12 @@ import enum
 
 import msgspec
 
+from everstep.control.budgets import Budget
 from everstep.control.events import StopKind, TimerName
-from everstep.control.failures import Budget, Failure
-from everstep.control.reports import Ready
-from everstep.control.snapshots import At
-from everstep.control.stragglers import Slowness
-from everstep.control.vitals import Finding
+from everstep.failures import Failure
+from everstep.health.vitals import Finding
+from everstep.saved.reports import CompleteCheckpoint
+from everstep.saved.snapshots import At
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
@@ -23,13 +23,19 @@ class Rung(enum.StrEnum):
     """The recovery ladder, lowest first; and the two starts that recover from nothing."""
 
     FIRST_START = "first start"
-    RESIZE = "resize"
+    PLANNED = "resize"
+    """For other places, or new code. Journals have always called it by this name."""
     REPLACE_GROUPS = "replace the failed replica groups"
     RESTART_IN_PLACE = "restart in place"
     REPLACE_HOSTS = "replace the lost hosts"
     SHRINK = "shrink"
     WAIT = "wait for capacity"
     FAIL = "fail"
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether other workers train on meanwhile."""
+        return self is Rung.REPLACE_GROUPS
 
 
 class Outcome(enum.StrEnum):
@@ -110,7 +116,11 @@ class StartWorkers(Command, frozen=True):
     reason: str
     """Why this start, in words, for ``get_context()`` and the log."""
     snapshot: At | None = None
-    """What every rank can restore from its host's memory."""
+    """What every rank restores from memory."""
+    kept: tuple[At, ...] = ()
+    """This one and older ones, which may still be needed."""
+    sources: tuple[tuple[int, tuple[HostId, ...]], ...] = ()
+    """Which hosts have it, by the ranks that took it; empty: each rank's own host."""
 
     @property
     def full(self) -> bool:
@@ -130,12 +140,24 @@ class StopWorkers(Command, frozen=True):
 
 
 class KeepSnapshot(Command, frozen=True):
-    """Tell these ranks that ``kept`` stays, and that nothing else up to ``upto`` is needed."""
+    """Tell these ranks that ``kept`` stay, and that nothing else up to ``upto`` is needed; and these hosts
+    that they need nothing else of ranks that aren't there.
+    """
 
     epoch: int
     ranks: tuple[int, ...]
-    kept: At | None
+    kept: tuple[At, ...]
     upto: At
+    hosts: tuple[HostId, ...] = ()
+
+
+class CopySnapshot(Command, frozen=True):
+    """Copy a rank's snapshot from one host's memory to another's: ``SnapshotCopied``."""
+
+    rank: int
+    source: HostId
+    to: HostId
+    snapshot: At
 
 
 class ExamineWorkers(Command, frozen=True):
@@ -169,7 +191,7 @@ class CommitCheckpoint(Command, frozen=True):
     epoch: int
     group: int
     generation: int
-    checkpoint: Ready
+    checkpoint: CompleteCheckpoint
     order: int = 0
     """Kept with the record, so that a later driver knows which is the newest."""
 
@@ -233,19 +255,6 @@ class HangSeen(Record, frozen=True, tag="hang"):
     """``restart``, ``warn`` or ``fail``."""
 
 
-class StragglerSeen(Record, frozen=True, tag="straggler"):
-    """These ranks are slower than their peers from now on; or not any more."""
-
-    epoch: int
-    ranks: tuple[int, ...]
-    host: HostId
-    kind: Slowness
-    slower: float
-    """By this share of what the peers take."""
-    over: str = ""
-    """Why they aren't any more: ``recovered`` or ``restarted``."""
-
-
 class RecoveryDecided(Record, frozen=True, tag="decided"):
     """The workers concerned are gone; this is how the run goes on."""
 
@@ -301,16 +310,7 @@ class Recovered(Record, frozen=True, tag="recovered"):
 
     @property
     def total_s(self) -> float:
-        return (
-            self.detect_s
-            + self.stop_s
-            + self.wait_s
-            + self.place_s
-            + self.start_s
-            + self.rendezvous_s
-            + self.restore_s
-            + self.first_step_s
-        )
+        return float(sum(getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")))
 
 
 class CheckpointKept(Record, frozen=True, tag="checkpoint"):
@@ -334,32 +334,8 @@ class PreemptionSeen(Record, frozen=True, tag="preemption"):
     """The machines that it is about."""
 
 
-AnyCommand = (
-    SetTimer
-    | CancelTimer
-    | Reserve
-    | Release
-    | RequestCapacity
-    | PrepareHost
-    | RetireHost
-    | StartWorkers
-    | StopWorkers
-    | KeepSnapshot
-    | ExamineWorkers
-    | KeepStacks
-    | AskCheckpoint
-    | CommitCheckpoint
-    | DiscardCheckpoint
-    | EndRun
-    | PhaseChanged
-    | GroupsStarting
-    | Waiting
-    | FailureSeen
-    | HangSeen
-    | RecoveryDecided
-    | GroupStarted
-    | Recovered
-    | CheckpointKept
-    | HostSetAside
-    | PreemptionSeen
-)
+TimerCommand = SetTimer | CancelTimer
+HostCommand = Reserve | Release | RequestCapacity | PrepareHost | RetireHost
+WorkerCommand = StartWorkers | StopWorkers | ExamineWorkers | AskCheckpoint
+StateCommand = KeepSnapshot | CopySnapshot | CommitCheckpoint | DiscardCheckpoint
+AnyCommand = TimerCommand | HostCommand | WorkerCommand | StateCommand | KeepStacks | EndRun | Record

@@ -1,8 +1,8 @@
-"""What the brain is told. Each event says when it was seen (``at``, seconds of one monotonic clock).
+"""What the controller is told. Each event says when it was seen (``at``, seconds of one monotonic clock).
 
-Events about workers carry (epoch, generation); the brain refuses stale ones. What a host's agent says about
-its workers comes in the order in which it happened there: everything a worker sent comes before the word
-that it is gone.
+Events about workers carry (epoch, generation); the controller refuses stale ones. What a host's agent says
+about its workers comes in the order in which it happened there: everything a worker sent comes before the
+word that it is gone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import enum
 
 import msgspec
 
-from everstep.control.failures import Budget, Failure
-from everstep.control.reports import Part
-from everstep.control.snapshots import Copy
-from everstep.control.vitals import Finding, Vitals
+from everstep.control.budgets import Budget
+from everstep.failures import Failure
+from everstep.health.vitals import Finding, Vitals
+from everstep.saved.checkpoints import CheckpointRef
+from everstep.saved.reports import Part
+from everstep.saved.snapshots import At, Copy
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, HostView, SliceName
 
@@ -23,20 +25,6 @@ class StopKind(enum.StrEnum):
     INTERRUPT = "interrupted"
     TERMINATE = "terminated"
     USER = "stopped"
-
-
-class CheckpointRef(msgspec.Struct, frozen=True):
-    """A committed checkpoint: its folder and where in the run it stands."""
-
-    folder: str
-    epoch: int
-    index: int
-    group: int = 0
-    generation: int = 0
-    order: int = 0
-    """The how-many-th of the run to be complete; commits may end in another order. 0: not told."""
-    state: bool = False
-    """It holds the training state, as snapshots do, and not what the training function made itself."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -50,9 +38,9 @@ class Notice(msgspec.Struct, frozen=True):
 class Adopted(msgspec.Struct, frozen=True):
     """Workers of an earlier driver that are alive and whole, as its agents tell it.
 
-    What they told the earlier driver and it did not live to deal with, they tell again: the first
-    ``Reported`` of each rank holds every part of whose commit or end it has not been told, and who has
-    returned says so after that. Notices that stand are told again, too.
+    Agents then repeat what the earlier driver didn't acknowledge. The first ``Reported`` of a rank lists
+    every part whose commit or end it hasn't heard of; a rank that has returned reports that next. Preemption
+    notices that stand are repeated, too.
     """
 
     epoch: int
@@ -91,8 +79,8 @@ class RunOpened(Event, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointRef, ...] = ()
     """In the order in which they were committed."""
     let_go: tuple[CheckpointRef, ...] = ()
-    """The newest of those that were committed and are gone, of each incarnation of a group: what an agent
-    tells of them again has been dealt with.
+    """The newest deleted checkpoint of each incarnation of a group. Agents may mention it again: it is done
+    with.
     """
     spent: tuple[tuple[Budget, int], ...] = ()
     notices: tuple[Notice, ...] = ()
@@ -115,6 +103,10 @@ class StopRequested(Event, frozen=True, kw_only=True):
     kind: StopKind
     now: bool = False
     """Without the grace that workers otherwise get."""
+
+
+class StopAtCheckpointRequested(Event, frozen=True, kw_only=True):
+    """The run ends at its next checkpoint, for which the workers are asked, or when it has taken too long."""
 
 
 class CapacityChanged(Event, frozen=True, kw_only=True):
@@ -196,10 +188,10 @@ class Reported(WorkerEvent, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()
     restore_s: float = 0.0
     """On the first report: how long this worker took to load its checkpoint."""
-    copied: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
     """Reports of which its host has a snapshot of this rank in memory."""
-    copying: tuple[int, ...] = ()
-    """Reports of which it is being copied there. A later event says that it has been."""
+    taking: tuple[int, ...] = ()
+    """Reports of which one is being taken. A later event says that it has been."""
 
 
 class UploadFailed(WorkerEvent, frozen=True, kw_only=True):
@@ -242,18 +234,25 @@ class CheckpointCommitted(Event, frozen=True, kw_only=True):
     """It holds the training state, as snapshots do."""
 
 
-class CheckpointDamaged(Event, frozen=True, kw_only=True):
-    """A committed checkpoint is not what its manifest says."""
-
-    folder: str
-
-
 class SnapshotDamaged(Event, frozen=True, kw_only=True):
     """The snapshot that workers were to restore from memory is not there, or not what was put there."""
 
+    snapshot: At
+
+
+class SnapshotCopied(Event, frozen=True, kw_only=True):
+    """A host has a copy of a rank's snapshot that another one has; or can't have it."""
+
+    host: HostId
+    rank: int
+    snapshot: At
+    failed: bool = False
+
 
 class CheckpointGone(Event, frozen=True, kw_only=True):
-    """Retention let a committed checkpoint go; it is not the newest."""
+    """A committed checkpoint can't be restored any more: retention let it go, or it isn't what its manifest
+    says.
+    """
 
     folder: str
 
@@ -277,6 +276,7 @@ class TimerName(enum.StrEnum):
     MIGRATE = "migrate"
     GROW = "grow"
     BOUNDARY = "boundary"
+    LAST_CHECKPOINT = "last checkpoint"
     SAY_SHORTAGE = "say shortage"
     EXAMINE = "examine"
 
@@ -285,73 +285,3 @@ class TimerFired(Event, frozen=True, kw_only=True):
     timer: TimerName
     key: int
     """Which restart or reservation it belongs to."""
-
-
-AnyEvent = (
-    RunOpened
-    | LeaseLost
-    | StorageLost
-    | StopRequested
-    | CapacityChanged
-    | Reserved
-    | ReservationFailed
-    | HostPrepared
-    | HostUnprepared
-    | HostLost
-    | PreemptionNotice
-    | NoticeCancelled
-    | WorkerSpawned
-    | WorkerReady
-    | WorkerFailed
-    | WorkerReturned
-    | Reported
-    | UploadFailed
-    | WorkersGone
-    | WorkersQuiet
-    | WorkersExamined
-    | CheckpointCommitted
-    | CheckpointDamaged
-    | SnapshotDamaged
-    | CheckpointGone
-    | CommitFailed
-    | TimerFired
-)
-
-__all__ = [
-    "Adopted",
-    "AnyEvent",
-    "CapacityChanged",
-    "CheckpointCommitted",
-    "CheckpointDamaged",
-    "CheckpointGone",
-    "CheckpointRef",
-    "CommitFailed",
-    "Event",
-    "HostLost",
-    "HostPrepared",
-    "HostUnprepared",
-    "LeaseLost",
-    "Notice",
-    "NoticeCancelled",
-    "PreemptionNotice",
-    "Remains",
-    "Reported",
-    "ReservationFailed",
-    "Reserved",
-    "RunOpened",
-    "SliceName",
-    "SnapshotDamaged",
-    "StopKind",
-    "StopRequested",
-    "StorageLost",
-    "TimerFired",
-    "TimerName",
-    "UploadFailed",
-    "WorkerFailed",
-    "WorkerReady",
-    "WorkerReturned",
-    "WorkerSpawned",
-    "WorkersExamined",
-    "WorkersGone",
-    "WorkersQuiet",
-]

@@ -1,4 +1,4 @@
-"""The hosts that there are, and what the run holds of them: reservations, prepared hosts, notices.
+"""The hosts that there are, and what the run has of them: reservations, prepared hosts, notices.
 
 Capacity is always looked at afresh: a slice counts if it is whole and free now, and what we hold ourselves
 is free for us.
@@ -6,30 +6,62 @@ is free for us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from everstep.control import commands as c
-from everstep.control.budgets import Suspects
-from everstep.control.events import Notice, TimerName
+from everstep.control.events import Notice, PreemptionNotice, TimerName
 from everstep.control.settings import Settings
+from everstep.health.hosts import Suspects
 from everstep.topology.placement import Assignment, Placement, move_slices, plan
-from everstep.topology.slices import HostId, HostView, Slice, SliceName, describe_shortage, whole_slices
+from everstep.topology.slices import (
+    HostId,
+    HostView,
+    Slice,
+    SliceName,
+    describe_shortage,
+    natural_key,
+    whole_slices,
+)
+
+
+@dataclass
+class SliceReservation:
+    """Slices that have been asked for: for a restart, or while training goes on, for workers that will move
+    there.
+    """
+
+    key: int
+    slices: frozenset[SliceName]
+    hosts: frozenset[HostId]
+    due: dict[TimerName, float]
+
+
+@dataclass
+class NoticedSlice:
+    """A slice that will be taken away."""
+
+    deadline: float
+    hosts: frozenset[HostId]
+    """The machines that it is about: others that come in their place have no notice."""
+    leave_at: float
+    last_save: float
+    """From when on a last checkpoint is wanted: once it is there, the workers leave."""
+    saved: float | None = None
+    """When a checkpoint was last committed that was asked for because of it."""
+    told: bool = False
+    """By its machines, who know best; else it is recalled from what an earlier driver has written."""
 
 
 class Fleet:
-    """What it decides to take or to give back goes out as commands."""
+    """The cluster as the engine's last list has it, and the run's share of it: slices that are ``asked_for``,
+    then ``held``, whose hosts are ``preparing``, then ``prepared``. ``broken`` are held slices that have
+    lost a host, ``noticed`` those that will be taken away.
+    """
 
-    def __init__(
-        self,
-        settings: Settings,
-        do: Callable[[c.AnyCommand], None],
-        given_back: Callable[[HostId], None],
-    ) -> None:
-        """``given_back``: nothing of ours is left on this host."""
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._given_back = given_back
         self.hosts: dict[HostId, HostView] = {}
         self.held: set[SliceName] = set()
         self.broken: set[SliceName] = set()
@@ -38,14 +70,12 @@ class Fleet:
         """
         self.prepared: set[HostId] = set()
         self.preparing: set[HostId] = set()
-        self.noticed: dict[SliceName, float] = {}
-        """Slices that will be taken away, and when."""
-        self._noticed_hosts: dict[SliceName, frozenset[HostId]] = {}
-        self.margins: dict[SliceName, float] = {}
+        self.noticed: dict[SliceName, NoticedSlice] = {}
+        self.unlisted: dict[HostId, PreemptionNotice] = {}
+        """Of machines that the engine has not listed yet."""
         self.suspects = Suspects(settings.deadlines)
-        self.asked_for: dict[int, frozenset[SliceName]] = {}
+        self.asked_for: dict[int, SliceReservation] = {}
         self._whole: list[Slice] | None = None
-        self._do = do
 
     # ------------------------------------------------------------------ what there is
 
@@ -58,13 +88,10 @@ class Fleet:
         before, self.hosts = self.hosts, {host.id: host for host in hosts}
         self._whole = None
         self._forget_notices(self.noticed.keys() - self.held)
-        return [
-            host
-            for host in before.values()
-            if host.alive and host.slice in self.held and not self.alive(host.id)
-        ]
+        ours = (host for host in before.values() if host.alive and host.slice in self.held)
+        return [host for host in ours if not self.alive(host.id)]
 
-    def lose(self, host: HostId) -> HostView | None:
+    def mark_dead(self, host: HostId) -> HostView | None:
         """The host is gone. Returns it, unless that was known."""
         view = self.hosts.get(host)
         if view is None or not view.alive:
@@ -73,33 +100,39 @@ class Fleet:
         self._whole = None
         return view
 
-    def notice(self, notice: Notice) -> None:
-        self.noticed[notice.slice] = notice.deadline
-        self._noticed_hosts[notice.slice] = frozenset(notice.hosts)
+    def hosts_held(self) -> list[HostView]:
+        """The hosts that are there and belong to the run now, those that will be taken away last."""
+        held = (host for host in self.hosts.values() if host.alive and host.slice in self.held)
+        return sorted(held, key=lambda host: (host.slice in self.noticed, natural_key(host.id)))
 
-    def margin(self, name: SliceName) -> float:
-        """How long before its deadline a slice is left: of a short notice, a part."""
-        return self.margins.get(name, self.settings.migrate_margin_s)
+    def notice(self, notice: Notice, margin: float, told: bool) -> None:
+        until, hosts = notice.deadline, frozenset(notice.hosts)
+        self.noticed[notice.slice] = NoticedSlice(until, hosts, until - margin, until - 2 * margin, told=told)
 
     def machines(self, name: SliceName) -> tuple[HostId, ...]:
         """Those that are in this slice now."""
         return tuple(sorted(host.id for host in self.hosts.values() if host.slice == name))
 
-    def deadline_of(self, host: HostId) -> float | None:
-        """Until when this machine stays, if it has a notice."""
-        name = self.hosts[host].slice
-        return self.noticed.get(name) if host in self._noticed_hosts.get(name, ()) else None
-
     def _forget_notices(self, names: Iterable[SliceName]) -> None:
-        """A notice goes with its machines: others that come in their place have none."""
+        """A notice goes with its machines."""
         for name in list(names):
-            if name in self.noticed and not any(map(self.alive, self._noticed_hosts[name])):
+            if name in self.noticed and not any(map(self.alive, self.noticed[name].hosts)):
                 del self.noticed[name]
 
     def forget(self, host: HostId) -> None:
         """Nothing of ours is on this host any more."""
         self.prepared.discard(host)
         self.preparing.discard(host)
+
+    def give_back(self, names: Collection[SliceName]) -> list[HostId]:
+        """These slices are not held any more. Returns their hosts."""
+        self.held -= set(names)
+        self.broken -= set(names)
+        self._forget_notices(names)
+        hosts = [host.id for host in self.hosts.values() if host.slice in names]
+        for host in hosts:
+            self.forget(host)
+        return hosts
 
     def is_whole(self, names: Collection[SliceName]) -> bool:
         return not names or set(names) <= {s.name for s in self._whole_slices()}
@@ -131,7 +164,7 @@ class Fleet:
                 at_least=self.settings.start_min,
                 at_most=self.settings.workers_max,
                 multiple_of=self.settings.group_size or 1,
-                prefer=self.held.union(*self.asked_for.values()),
+                prefer=self.held.union(*(r.slices for r in self.asked_for.values())),
                 avoid=self._set_aside(at),
                 spread=self.settings.spread,
             )
@@ -152,11 +185,10 @@ class Fleet:
         aside = self._set_aside(at)
         mine = {a.slice for a in moving}
         shared = {a.slice for a in everyone} & set(taken)
-        doomed = {name for name, deadline in self.noticed.items() if at >= deadline - self.margin(name)}
+        doomed = {name for name, noticed in self.noticed.items() if at >= noticed.leave_at}
         whole = [s for s in self._usable() if s.name not in doomed - shared]
-        spare = [
-            s for s in whole if s.name not in mine and s.name not in taken and s.name not in self.noticed
-        ]
+        used = mine.union(taken, self.noticed)
+        spare = [s for s in whole if s.name not in used]
         spare.sort(key=lambda s: (s.name in aside, s.name not in self.held))
         # A slice that others train in is not left, or two slices would be used in part.
         leave = (self.noticed.keys() | (aside if any(s.name not in aside for s in spare) else set())) - shared
@@ -164,60 +196,3 @@ class Fleet:
 
     def _set_aside(self, at: float) -> frozenset[SliceName]:
         return frozenset(self.hosts[h].slice for h in self.suspects.set_aside(at) if h in self.hosts)
-
-    # ------------------------------------------------------------------ taking and giving back
-
-    def reserve(self, reservation: int, slices: Iterable[SliceName], at: float) -> None:
-        wanted = frozenset(slices)
-        assert not wanted & self.held, "what is held is not reserved again"
-        self.asked_for[reservation] = wanted
-        self._do(c.Reserve(reservation, tuple(sorted(wanted))))
-        self._do(c.SetTimer(TimerName.RESERVE, reservation, at + self.settings.deadlines.reserve_s))
-
-    def granted(self, reservation: int) -> bool:
-        """False: we gave up on it, and its release is on its way."""
-        slices = self.asked_for.pop(reservation, None)
-        if slices is None:
-            return False
-        self._do(c.CancelTimer(TimerName.RESERVE, reservation))
-        self.held |= slices
-        return True
-
-    def refused(self, reservation: int) -> bool:
-        if self.asked_for.pop(reservation, None) is None:
-            return False
-        self._do(c.CancelTimer(TimerName.RESERVE, reservation))
-        return True
-
-    def withdraw(self, reservation: int | None) -> None:
-        """Give up on a reservation that has not been answered."""
-        slices = self.asked_for.pop(reservation, None) if reservation is not None else None
-        if slices is not None and reservation is not None:
-            self._do(c.CancelTimer(TimerName.RESERVE, reservation))
-            self._do(c.Release(tuple(sorted(slices))))
-
-    def asks_for(self, reservation: int | None) -> frozenset[SliceName]:
-        return self.asked_for.get(reservation, frozenset()) if reservation is not None else frozenset()
-
-    def prepare(self, hosts: Iterable[HostId]) -> bool:
-        """Whether one of them had to be told to."""
-        told = False
-        for host in sorted(set(hosts) - self.prepared - self.preparing):
-            if self.alive(host) and self.hosts[host].slice in self.held:
-                self.preparing.add(host)
-                self._do(c.PrepareHost(host))
-                told = True
-        return told
-
-    def release(self, slices: Collection[SliceName]) -> None:
-        names = tuple(sorted(self.held & set(slices)))
-        if not names:
-            return
-        self.held -= set(names)
-        self.broken -= set(names)
-        self._forget_notices(names)
-        for host in self.hosts.values():
-            if host.slice in names:
-                self.forget(host.id)
-                self._given_back(host.id)
-        self._do(c.Release(names))

@@ -1,16 +1,19 @@
-"""A replica group as the brain knows it. Without replica groups there is one, and it holds every rank."""
+"""A replica group as the controller knows it. Without replica groups there is one, of every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from functools import cached_property
 
-from everstep.control.reports import ReportBook
+from everstep.failures import Failure
+from everstep.saved.reports import ReportBook
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 MOST_BEHIND = 16
 """Reports. A rank that is further behind than this doesn't come to the same report in time."""
+
+_NOBODY: frozenset[int] = frozenset()
 
 
 class Group:
@@ -23,13 +26,14 @@ class Group:
         self.generation = generation
         self.members = {member.rank: member for member in members}
         self.ranks = frozenset(self.members)
-        self.spawned: set[int] = set()
         self.ready: set[int] = set()
         self.returned: set[int] = set()
         self.failed: set[int] = set()
         """Ranks that have reported a failure, or whose end was one."""
         self.stepped: set[int] = set()
         """Ranks that have reported since this incarnation started."""
+        self.told: set[int] = set()
+        """Ranks that were told to end."""
         self.nowhere = all(member.nowhere for member in self.members.values())
         """There is no place for it yet."""
         self.gone: set[int] = set(self.ranks) if self.nowhere else set()
@@ -39,6 +43,10 @@ class Group:
     @property
     def finished(self) -> bool:
         return self.returned == self.ranks
+
+    def judge(self, failure: Failure, ranks: Set[int]) -> Failure:
+        """What befalls ranks that have not all joined yet is a failed start, whatever it was."""
+        return failure if ranks <= self.ready else failure.while_starting()
 
     @property
     def awaits_report(self) -> bool:
@@ -71,9 +79,6 @@ class Group:
     def trains_in(self, name: SliceName) -> bool:
         """Whether a rank in this slice has not returned yet."""
         return not self._by_slice.get(name, _NOBODY) <= self.returned
-
-
-_NOBODY: frozenset[int] = frozenset()
 
 
 def _ranks_by(places: Iterable[tuple[str, int]]) -> dict[str, frozenset[int]]:

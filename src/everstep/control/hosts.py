@@ -5,207 +5,185 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-import msgspec
-
-from everstep.control import commands as c, events as e
-from everstep.control.ending import Ending
-from everstep.control.failures import BUDGET_OF, Failure, Kind
-from everstep.control.moving import Moving
-from everstep.control.recovery import Recovery, while_starting
+from everstep.control import commands as c, ending, events as e, moving, recovery, starting
+from everstep.control.budgets import BUDGET_OF
+from everstep.control.fleet import SliceReservation
 from everstep.control.restart import Restart
-from everstep.control.run import Run
+from everstep.control.run import Ending, Run
 from everstep.control.table import Phase
+from everstep.failures import Failure, Kind
 from everstep.topology.slices import HostId, SliceName
 
 
-class Lost(NamedTuple):
+class LostHost(NamedTuple):
     """A host that is gone."""
 
     host: HostId
     slice: SliceName
     failure: Failure
-    held: bool = False
-    """Its slice was ours."""
 
 
-class Hosts:
-    def __init__(self, run: Run, recovery: Recovery, moving: Moving, ending: Ending) -> None:
-        self._run = run
-        self._recovery = recovery
-        self._moving = moving
-        self._ending = ending
+# ---------------------------------------------------------------------- capacity and reservations
 
-    # ------------------------------------------------------------------ capacity and reservations
 
-    def changed(self, event: e.CapacityChanged) -> None:
-        run, at = self._run, event.at
-        lost = run.fleet.learn(event.hosts)
-        run.relocation.notices.listed(at)
-        if run.phase is Phase.NEW:
-            return
-        self.lost([Lost(view.id, view.slice, unlisted(view.id, at)) for view in lost], at)
-        if not run.over:
-            self._moving.place_again(at)
-            self._moving.reconsider(at)
+def changed(run: Run, event: e.CapacityChanged) -> None:
+    gone = run.fleet.learn(event.hosts)
+    moving.listed(run)
+    if run.phase is Phase.NEW:
+        return
+    lost(run, [vanished(run, view.id, view.slice) for view in gone])
+    starting.look_again(run)
 
-    def reserved(self, event: e.Reserved) -> None:
-        run = self._run
-        if event.reservation in run.relocation.standbys:
-            run.relocation.granted(event.reservation, event.at)
-        elif run.fleet.granted(event.reservation):
-            for restart in run.restarts:
-                if restart.reservation == event.reservation:
-                    self._recovery.placing.granted(restart, event.at)
 
-    def not_reserved(self, event: e.ReservationFailed) -> None:
-        self._run.fleet.refused(event.reservation)
-        self.reservation_failed(event.reservation, event.reason, event.at)
+def vanished(run: Run, host: HostId, name: SliceName) -> LostHost:
+    failure = Failure(Kind.HOST_LOST, run.now, "the engine doesn't list it any more", host=host)
+    return LostHost(host, name, failure)
 
-    def reservation_failed(self, reservation: int, reason: str, at: float) -> None:
-        run = self._run
-        if reservation in run.relocation.standbys:
-            run.relocation.failed(reservation, at)
-            return
-        for restart in run.each_restart():
-            if restart.reservation == reservation:
-                self._recovery.place_failed(restart, Failure(Kind.RESERVATION, at, reason), at)
 
-    # ------------------------------------------------------------------ hosts that are prepared
+def reserved(run: Run, event: e.Reserved) -> None:
+    granted = run.fleet.asked_for.pop(event.reservation, None)
+    if granted is not None:  # else we gave up on it, and its release is on its way
+        granted.due.clear()
+        run.fleet.held |= granted.slices
 
-    def prepared(self, event: e.HostPrepared) -> None:
-        run = self._run
-        if event.host not in run.fleet.preparing:
-            return  # given back or lost meanwhile
+
+def not_reserved(run: Run, event: e.ReservationFailed) -> None:
+    if run.fleet.asked_for.pop(event.reservation, None) is not None:
+        reservation_failed(run, event.reservation, event.reason)
+
+
+def reserve_timed_out(run: Run, asked_for: SliceReservation) -> None:
+    limit_s = run.settings.deadlines.reserve_s
+    reservation_failed(run, asked_for.key, f"not granted within {limit_s:g} s (Deadlines.reserve_s)")
+
+
+def reservation_failed(run: Run, reservation: int, reason: str) -> None:
+    if reservation in run.moving.standbys:
+        moving.drop(run, [reservation])
+    for restart in run.restarts:
+        if restart.reservation == reservation:
+            recovery.place_failed(run, restart, Failure(Kind.RESERVATION, run.now, reason))
+
+
+# ---------------------------------------------------------------------- hosts that are prepared
+
+
+def prepared(run: Run, event: e.HostPrepared) -> None:
+    if event.host in run.fleet.preparing:  # else it was given back or lost meanwhile
         run.fleet.preparing.discard(event.host)
         run.fleet.prepared.add(event.host)
-        if run.relocation.check_ready():
-            self._moving.reconsider(event.at)
 
-    def unprepared(self, event: e.HostUnprepared) -> None:
-        run, failure = self._run, event.failure
-        if event.host not in run.fleet.prepared | run.fleet.preparing or run.over:
-            return
-        if failure.kind is Kind.LIMIT or (BUDGET_OF[failure.kind] is None and not run.trained):
-            self._ending.give_up(failure, (failure,), event.at)
-        else:
-            self._unprepared(event.host, failure, event.at)
 
-    def _unprepared(self, host: HostId, failure: Failure, at: float) -> None:
-        run = self._run
-        was_prepared = host in run.fleet.prepared
+def unprepared(run: Run, event: e.HostUnprepared) -> None:
+    host, failure = event.host, event.failure
+    if host not in run.fleet.prepared | run.fleet.preparing or run.over:
+        return
+    if failure.kind is Kind.LIMIT or (BUDGET_OF[failure.kind] is None and not run.budgets.first_starts.over):
+        ending.give_up(run, failure)
+        return
+    was_prepared = host in run.fleet.prepared
+    run.fleet.forget(host)
+    moving.host_failed(run, host)
+    for restart in run.restarts:
+        # Where its template died after its workers did, it is prepared again.
+        if restart.stage is Phase.PLACING and host in restart.place.hosts and not was_prepared:
+            recovery.place_failed(run, restart, failure)
+    groups = [group for group in run.groups.values() if group.left_on(host) - group.returned]
+    for group in groups:
+        failure = group.judge(failure, group.left_on(host))
+    if groups:
+        recovery.failed(run, failure, {group.number for group in groups})
+
+
+def prepare_timed_out(run: Run, owner: Restart | SliceReservation) -> None:
+    if isinstance(owner, SliceReservation):
+        moving.drop(run, [owner.key])
+        return
+    late = sorted(owner.place.hosts - run.fleet.prepared)
+    for host in late:
         run.fleet.forget(host)
-        run.relocation.host_failed(host, at)
-        for restart in run.each_restart():
-            if restart.stage is not Phase.PLACING or host not in restart.place.hosts:
-                continue
-            if was_prepared:
-                self._recovery.placing.prepare_again(restart, at)  # its template died after its workers did
+    message = f"host {late[0]} not ready after {run.settings.deadlines.prepare_s:g} s (Deadlines.prepare_s)"
+    recovery.place_failed(run, owner, Failure(Kind.START, run.now, message, host=late[0]))
+
+
+# ---------------------------------------------------------------------- hosts that are lost
+
+
+def host_lost(run: Run, event: e.HostLost) -> None:
+    view = run.fleet.mark_dead(event.host)
+    if view is not None:
+        lost(run, [LostHost(view.id, view.slice, event.failure)])
+        return
+    # That it is gone was known, from its absence in a list; now it is known since when.
+    for restart in run.restarts:
+        if restart.incident is not None and restart.is_ending:
+            restart.incident.date(event.host, event.failure.at)
+
+
+def unresponsive(run: Run, owner: Restart | Ending) -> None:
+    """The workers concerned should be gone. Hosts that don't say so count as lost."""
+    concerned = owner.groups if isinstance(owner, Restart) else run.groups
+    found = [group for number, group in run.groups.items() if number in concerned]
+    for host in sorted({host for group in found for host in group.hosts() if group.left_on(host)}):
+        name = next(m.slice for group in found for m in group.members.values() if m.host == host)
+        run.fleet.mark_dead(host)
+        failure = Failure(Kind.HOST_SILENT, run.now, "did not confirm the end of its workers", host=host)
+        lost(run, [LostHost(host, name, failure)])
+
+
+def lost(run: Run, gone: Collection[LostHost]) -> None:
+    """These hosts are gone, and a slice lives and dies as one: all groups in it go with it.
+
+    What is lost at once is taken in whole before anything is decided: nobody is placed where the next
+    one of them was.
+    """
+    ours = {one.slice for one in gone} & run.fleet.held
+    gone = [one._replace(failure=_take_out(run, one)) for one in gone]
+    if run.over:
+        return
+    for one in gone:
+        moving.host_failed(run, one.host)
+    for one in gone:
+        _slice_failed(run, one.slice, one.failure)
+    for restart in run.restarts:
+        missed = [one for one in gone if one.slice in restart.place.slices]
+        if missed and restart.stage is Phase.PLACING:
+            # It was about to start there. What was ours already costs a failed start.
+            had = next((one for one in missed if one.slice in ours), None)
+            if had is not None:
+                recovery.place_failed(run, restart, had.failure)
             else:
-                self._recovery.place_failed(restart, while_starting(failure), at)
-        groups = {group.number for group in run.groups.values() if group.left_on(host) - group.returned}
-        if groups:
-            starting = any(not run.groups[g].left_on(host) <= run.groups[g].ready for g in groups)
-            self._recovery.failed(while_starting(failure) if starting else failure, groups, at)
-
-    def prepare_timed_out(self, restart: Restart, at: float) -> None:
-        run = self._run
-        late = sorted(restart.place.hosts - run.fleet.prepared)
-        if not late:
-            return
-        limit = run.settings.deadlines.prepare_s
-        message = f"host {late[0]} not ready after {limit:g} s (Deadlines.prepare_s)"
-        for host in late:
-            run.fleet.forget(host)
-        failure = Failure(Kind.START, at, message, host=late[0])
-        self._recovery.place_failed(restart, failure, at)
-
-    # ------------------------------------------------------------------ hosts that are lost
-
-    def lost_one(self, event: e.HostLost) -> None:
-        view = self._run.fleet.lose(event.host)
-        if view is not None:
-            self.lost([Lost(view.id, view.slice, event.failure)], event.at)
-            return
-        # That it is gone was known, from its absence in a list; now it is known since when.
-        for restart in self._run.restarts:
-            if restart.incident is not None and restart.stage in (Phase.SETTLING, Phase.STOPPING):
-                restart.incident.date(event.host, event.failure.at)
-
-    def unresponsive(self, host: HostId, at: float) -> None:
-        """Its workers should be gone, and it doesn't say so: it counts as lost."""
-        run = self._run
-        run.fleet.lose(host)
-        places = (member for group in run.groups.values() for member in group.members.values())
-        name = next(member.slice for member in places if member.host == host)
-        failure = Failure(Kind.HOST_SILENT, at, "did not confirm the end of its workers", host=host)
-        self.lost([Lost(host, name, failure)], at)
-
-    def lost(self, lost: Collection[Lost], at: float) -> None:
-        """These hosts are gone, and a slice lives and dies as one: all groups in it go with it.
-
-        What is lost at once is taken in whole before anything is decided: nobody is placed where the next
-        one of them was.
-        """
-        run = self._run
-        if run.phase is Phase.ENDED:
-            return
-        lost = [self._forget(one) for one in lost]
-        if run.over:
-            for one in lost:
-                self._ending.gone(one.host, None)
-            return
-        for one in lost:
-            run.relocation.host_failed(one.host, at)
-            for restart in run.restarts:
-                restart.stopping.pop(one.host, None)
-        for one in lost:
-            self._slice_failed(one.slice, one.failure, at)
-        for restart in run.each_restart():
-            missed = [one for one in lost if one.slice in restart.place.slices]
-            if missed and restart.stage is Phase.PLACING:
-                self._place_lost(restart, missed, at)
-
-    def _forget(self, one: Lost) -> Lost:
-        """Its workers are gone. Returns it with what is known of it besides."""
-        run = self._run
-        held = one.slice in run.fleet.held
-        run.fleet.forget(one.host)
-        if held:
-            run.fleet.broken.add(one.slice)
-            run.do(c.RetireHost(one.host))
-        failure = one.failure
-        if one.slice in run.fleet.noticed:
-            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
-        run.snapshots.host_lost(one.host)
-        for group in run.groups.values():
-            group.gone |= group.ranks_on(one.host)
-            run.settle(group, group.book.host_lost(group.ranks_on(one.host)))
-        return Lost(one.host, one.slice, failure, held)
-
-    def _slice_failed(self, name: SliceName, failure: Failure, at: float) -> None:
-        run = self._run
-        idle = [restart for restart in run.restarts if not restart.has_workers]
-        failed = {group.number for group in run.groups.values() if group.trains_in(name)}
-        failed -= {g for restart in idle for g in restart.groups}
-        if not failed:
-            return
-        tried = 0
-        for restart in idle:
-            # Groups that came from this slice go on together, so that together they fill another one.
-            if not restart.full and name in restart.before.slices:
-                run.abandon(restart)
-                failed |= restart.groups
-                tried = max(tried, restart.attempts)
-        self._recovery.failed(failure, failed, at, tried)
-
-    def _place_lost(self, restart: Restart, missed: Collection[Lost], at: float) -> None:
-        """It was about to start there. What was ours already costs a failed start."""
-        had = next((one for one in missed if one.held), None)
-        if had is not None:
-            self._recovery.place_failed(restart, while_starting(had.failure), at)
-        else:
-            self._recovery.placing.place(restart, at)
+                starting.place(run, restart)
 
 
-def unlisted(host: HostId, at: float) -> Failure:
-    return Failure(Kind.HOST_LOST, at, "the engine doesn't list it any more", host=host)
+def _take_out(run: Run, one: LostHost) -> Failure:
+    """Nothing of ours is there any more: its slice is broken, its snapshots and its workers are gone.
+    Returns the failure that this is: a preemption, if there was a notice.
+    """
+    run.fleet.forget(one.host)
+    if one.slice in run.fleet.held:
+        run.fleet.broken.add(one.slice)
+        run.do(c.RetireHost(one.host))
+    run.saved.snapshots.host_lost(one.host)
+    for group in run.groups.values():
+        group.gone |= group.ranks_on(one.host)
+        run.settle(group, group.book.host_lost(group.ranks_on(one.host)))
+    if one.slice in run.fleet.noticed:
+        return one.failure.preempted()
+    return one.failure
+
+
+def _slice_failed(run: Run, name: SliceName, failure: Failure) -> None:
+    idle = [r for r in run.restarts if not r.is_ending and r.stage is not Phase.STARTING]
+    failed = {group.number for group in run.groups.values() if group.trains_in(name)}
+    failed -= {g for restart in idle for g in restart.groups}
+    if not failed:
+        return
+    tried = 0
+    for restart in idle:
+        # Groups that came from this slice go on together, so that together they fill another one.
+        if not restart.full and name in restart.before.slices:
+            run.abandon(restart)
+            failed |= restart.groups
+            tried = max(tried, restart.attempts)
+    recovery.failed(run, failure, failed, tried)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from everstep.control.commands import Recovered, Rung
 from everstep.control.events import TimerName
-from everstep.control.failures import Failure, Incident
 from everstep.control.group import Group
-from everstep.control.snapshots import At
 from everstep.control.table import TRANSITIONS, Phase
+from everstep.failures import Failure, Incident
+from everstep.saved.snapshots import At
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
 _KEPT = {
     Rung.FIRST_START: "",
-    Rung.RESIZE: "the hosts in use",
+    Rung.PLANNED: "the hosts in use",
     Rung.REPLACE_GROUPS: "the other groups, which never stopped",
     Rung.RESTART_IN_PLACE: "agents, templates, placement",
     Rung.REPLACE_HOSTS: "the other hosts' agents",
     Rung.SHRINK: "the remaining hosts' agents",
-    Rung.WAIT: "the journal and checkpoints",
-    Rung.FAIL: "the journal and checkpoints",
 }
 
 
@@ -36,24 +36,17 @@ class Before(NamedTuple):
     slices: frozenset[SliceName] = frozenset()
     world: int = 0
 
-    @classmethod
-    def of(cls, groups: Collection[Group], epoch: int) -> Before:
-        return cls(
-            epoch,
-            max((group.book.furthest for group in groups), default=0),
-            frozenset(host for group in groups for host in group.hosts()),
-            frozenset(name for group in groups for name in group.slices()),
-            sum(len(group.ranks) for group in groups),
-        )
-
 
 class NewPlace:
-    """Where the workers of a restart go; nowhere yet, or any more, without assignments."""
+    """The step of the recovery ladder that was chosen, and where its workers go: nowhere yet, or any more, if
+    that is to wait.
+    """
 
-    def __init__(self, assignments: tuple[Assignment, ...] = ()) -> None:
+    def __init__(self, rung: Rung = Rung.WAIT, assignments: tuple[Assignment, ...] = ()) -> None:
+        self.rung = rung
         self.absent = tuple(a for a in assignments if a.nowhere)
         """Of groups that have to wait for a place, when the others start."""
-        self.assignments = tuple(a for a in assignments if not a.nowhere) if self.absent else assignments
+        self.assignments = tuple(a for a in assignments if not a.nowhere)
         self.hosts = frozenset(a.host for a in self.assignments)
         self.slices = frozenset(a.slice for a in self.assignments)
 
@@ -73,10 +66,10 @@ class Account:
         self.began = self.ordered = self.spawned = self.ready = at
         self.restore_s = 0.0
         self._entered = at
-        self._seconds: dict[Phase, float] = {}
+        self._spent: defaultdict[Phase, float] = defaultdict(float)
 
     def left(self, stage: Phase, at: float) -> None:
-        self._seconds[stage] = self._spent(stage) + at - self._entered
+        self._spent[stage] += at - self._entered
         self._entered = at
 
     def restores(self, what: str, since: float | None) -> None:
@@ -100,71 +93,84 @@ class Account:
             kept=_KEPT[self.rung],
             steps_lost=self.steps_lost,
             detect_s=max(0.0, self.began - cause.at) if cause else 0.0,
-            stop_s=self._spent(Phase.SETTLING) + self._spent(Phase.STOPPING),
-            wait_s=self._spent(Phase.BACKOFF) + self._spent(Phase.WAITING),
-            place_s=self._spent(Phase.PLACING),
-            start_s=self._spent(Phase.STARTING) - rendezvous,
+            stop_s=self._spent[Phase.SETTLING] + self._spent[Phase.STOPPING],
+            wait_s=self._spent[Phase.BACKOFF] + self._spent[Phase.WAITING],
+            place_s=self._spent[Phase.PLACING],
+            start_s=self._spent[Phase.STARTING] - rendezvous,
             rendezvous_s=rendezvous,
             restore_s=restore,
             first_step_s=at - self.ready - restore,
             state_from=self.state_from,
         )
 
-    def _spent(self, stage: Phase) -> float:
-        return self._seconds.get(stage, 0.0)
 
-
+@dataclass(eq=False)
 class Restart:
-    """Where a restart stands. What it does at each stage is the controller's."""
+    """Where a restart stands. ``recovery.advance`` moves it on."""
 
-    def __init__(
-        self, key: int, *, stage: Phase, full: bool, incident: Incident | None, reason: str, began: float
-    ) -> None:
-        self.key = key
-        self.stage = stage
-        self.full = full
-        self.groups: set[int] = set()
-        """The replica groups concerned; all of them for a full restart."""
-        self.incident = incident
-        self.reason = reason
-        self.attempts = 0
-        """Starts that failed so far."""
-        self.awaits: set[TimerName] | None = None
-        """While it settles, what is waited for before workers are ended: a cause, healthy ranks' reports."""
-        self.stopping: dict[HostId, frozenset[int]] = {}
-        """Ranks to be gone, by host."""
-        self.waits_for_uploads = False
-        self.place = NewPlace()
-        self.reservation: int | None = None
-        self.before = Before()
-        self.account = Account(incident, began)
+    key: int
+    stage: Phase
+    full: bool
+    incident: Incident | None
+    reason: str
+    account: Account
+    groups: set[int] = field(default_factory=set)
+    """The replica groups concerned; all of them for a full restart."""
+    attempts: int = 0
+    """Starts that failed so far."""
+    settles: bool = False
+    """Its workers are not ended yet: a cause, or healthy ranks' reports, are waited for."""
+    due: dict[TimerName, float] = field(default_factory=dict)
+    """What it waits for, and until when."""
+    place: NewPlace = field(default_factory=NewPlace)
+    reservation: int | None = None
+    before: Before = field(default_factory=Before)
 
     @property
-    def has_workers(self) -> bool:
-        return self.stage in (Phase.SETTLING, Phase.STOPPING, Phase.STARTING)
+    def is_ending(self) -> bool:
+        return self.stage in (Phase.SETTLING, Phase.STOPPING)
+
+    @property
+    def waits_for_uploads(self) -> bool:
+        return TimerName.UPLOAD in self.due
 
     def cover(self, groups: Collection[Group], epoch: int) -> None:
         """These groups, as they are now, are what is restarted."""
         self.groups = {group.number for group in groups}
-        self.before = Before.of([group for group in groups if not group.nowhere], epoch)
+        placed = [group for group in groups if not group.nowhere]
+        self.before = Before(
+            epoch,
+            max((group.book.furthest for group in placed), default=0),
+            frozenset(host for group in placed for host in group.hosts()),
+            frozenset(name for group in placed for name in group.slices()),
+            sum(len(group.ranks) for group in placed),
+        )
 
-    def stop_waiting_for(self, what: TimerName) -> None:
-        if self.awaits is not None:
-            self.awaits.discard(what)
+    def stop_waiting(self) -> None:
+        """Only uploads are waited for across stages."""
+        self.due = {timer: at for timer, at in self.due.items() if timer is TimerName.UPLOAD}
 
     def enter(self, stage: Phase, at: float) -> None:
         assert (self.stage, stage) in TRANSITIONS, f"{self.stage} → {stage} is not in the table"
         self.account.left(self.stage, at)
         self.stage = stage
+        self.stop_waiting()
 
-    def find_rung(self) -> Rung:
-        """Which rung of the ladder this start is, read off its result."""
+    def choose(self, assignments: tuple[Assignment, ...]) -> None:
+        """The lowest step of the ladder that these places allow is taken."""
+        self.place = NewPlace(self._rung(assignments), assignments)
+
+    def _rung(self, assignments: tuple[Assignment, ...]) -> Rung:
+        placed = [a for a in assignments if not a.nowhere]
+        if not placed:
+            return Rung.WAIT
         if not self.full:
             return Rung.REPLACE_GROUPS
         if self.before.world == 0:
             return Rung.FIRST_START
         if self.account.origin is None:
-            return Rung.RESIZE
-        if len(self.place.assignments) < self.before.world:
+            return Rung.PLANNED
+        if len(placed) < self.before.world:
             return Rung.SHRINK
-        return Rung.RESTART_IN_PLACE if self.place.hosts == self.before.hosts else Rung.REPLACE_HOSTS
+        in_place = {a.host for a in placed} == self.before.hosts
+        return Rung.RESTART_IN_PLACE if in_place else Rung.REPLACE_HOSTS

@@ -1,36 +1,84 @@
-"""The state of a run that all parts of the brain share, and the way out for their commands."""
+"""The state of a run, which every part of the controller works on, and the way out for commands."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
+from everstep.backoff import Backoff
 from everstep.control import commands as c
 from everstep.control.budgets import Budgets
-from everstep.control.checkpoints import Checkpoints
-from everstep.control.events import CheckpointRef, TimerName, WorkerEvent
-from everstep.control.failures import Budget
-from everstep.control.fleet import Fleet
+from everstep.control.events import TimerName, WorkerEvent
+from everstep.control.fleet import Fleet, SliceReservation
 from everstep.control.group import Group
-from everstep.control.relocation import Relocation
-from everstep.control.reports import Settled
 from everstep.control.restart import Restart
 from everstep.control.settings import Settings
-from everstep.control.snapshots import At, Snapshots, Verdict
 from everstep.control.table import TRANSITIONS, Phase
+from everstep.deadlines import Deadlines
+from everstep.health.vitals import Finding
+from everstep.health.watch import HangWatch
+from everstep.identity import Incarnation
+from everstep.saved.checkpoints import CheckpointRef
+from everstep.saved.points import RestorePoints
+from everstep.saved.reports import Settled
+from everstep.saved.snapshots import Transfer, Verdict
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, SliceName
 
-_RESTART_TIMERS = (
-    TimerName.SETTLE,
-    TimerName.FINISH_REPORT,
-    TimerName.KILL,
-    TimerName.BACKOFF,
-    TimerName.PREPARE,
-    TimerName.UPLOAD,
-    TimerName.START,
-    TimerName.SAY_SHORTAGE,
-)
+
+class Moving:
+    """Why workers that could train on might move, and what is kept for them."""
+
+    key = 0
+
+    def __init__(self, settings: Settings) -> None:
+        self.due: dict[TimerName, float] = {}
+        self.standbys: dict[int, SliceReservation] = {}
+        """Slices that are taken for workers that train. Notices that follow each other may need several."""
+        self.asked = c.AskReason.NONE
+        self.outdated = False
+        """The workers were taken over from an earlier driver, and run other code than this one has."""
+        self.grow_from = 0.0
+        self.refuge_from = 0.0
+        self.backoff = Backoff(settings.deadlines)
+
+    @property
+    def slices(self) -> frozenset[SliceName]:
+        """Taken, or asked for."""
+        return frozenset(name for standby in self.standbys.values() for name in standby.slices)
+
+
+@dataclass
+class Look:
+    """A closer look at the ranks of one group, and at those of the others that may wait for it."""
+
+    key: int
+    of: Incarnation
+    rank: int
+    """It is overdue."""
+    awaited: set[HostId]
+    due: dict[TimerName, float]
+    found: list[Finding] = field(default_factory=list)
+
+
+class HangLooks(HangWatch):
+    def __init__(self, limits: Deadlines) -> None:
+        super().__init__(limits)
+        self.looks: dict[int, Look] = {}
+        """By replica group."""
+
+
+@dataclass
+class Ending:
+    """How the run ends, from the moment that this is certain."""
+
+    end: c.EndRun
+    due: dict[TimerName, float]
+    key: int = 0
+
+
+Waiting = Moving | Restart | SliceReservation | Look | Ending
+"""What waits, and until when: its timers come and go with it."""
 
 
 class Run:
@@ -38,40 +86,30 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.now = 0.0
         self.phase = Phase.NEW
         self.epoch = 0
         self.groups: dict[int, Group] = {}
         self.restarts: list[Restart] = []
+        self.unproven: list[Restart] = []
+        """Restarts that are over, and of whose workers not every one has reported since."""
         self.out: list[c.AnyCommand] = []
         """The commands of the event at hand."""
-        self.trained = False
-        """Workers of this run have got to train, so that the function can be loaded."""
-        self.has_reported = False
-        """So that a worker that doesn't is known to be late."""
-        self.budgets = Budgets(
-            {
-                Budget.FAILURES: settings.max_failures,
-                Budget.STARTUP: settings.controller_failure_limit,
-                Budget.PREEMPTION: settings.max_preemption_failures,
-                Budget.REPLICAS: settings.max_replica_failures or 0,
-            }
-        )
-        self.trains_since = 0.0
-        """When all workers last began to train, from what they had restored."""
-        self.checkpoints = Checkpoints()
-        self.snapshots = Snapshots()
-        self.fleet = Fleet(settings, self.do, self.snapshots.host_lost)
-        self.relocation = Relocation(settings, self.fleet, self.do, self.next_key)
-        self._group_of: dict[int, int] = {}
-        self._held: set[str] = set()
-        """Folders of checkpoints that are being committed, and that their ranks wait for."""
+        self.budgets = Budgets(settings)
+        self.saved = RestorePoints(settings.snapshot_copies)
+        self.fleet = Fleet(settings)
+        self.moving = Moving(settings)
+        self.hangs = HangLooks(settings.deadlines)
+        self.ending: Ending | None = None
         self._last_key = 0
 
     def do(self, command: c.AnyCommand) -> None:
         self.out.append(command)
 
     def next_key(self) -> int:
-        """For a restart or a reservation. Never 0, which is the run's own."""
+        """For a restart, a reservation or a look. Never 0, which ``moving`` and ``ending`` share: their
+        timers have different names.
+        """
         self._last_key += 1
         return self._last_key
 
@@ -79,31 +117,42 @@ class Run:
     def over(self) -> bool:
         return self.phase in (Phase.ENDING, Phase.ENDED)
 
-    def set_phase(self, phase: Phase, at: float) -> None:
+    def set_phase(self, phase: Phase) -> None:
         if phase is not self.phase:
             assert (self.phase, phase) in TRANSITIONS, f"{self.phase} → {phase} is not in the table"
             self.phase = phase
-            self.do(c.PhaseChanged(at, phase.value, self.epoch))
+            self.do(c.PhaseChanged(self.now, phase.value, self.epoch))
+
+    def ask(self, reason: c.AskReason) -> None:
+        """Why the workers should save now, if they should."""
+        if self.moving.asked is not reason:
+            self.moving.asked = reason
+            self.do(c.AskCheckpoint(reason))
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Everything that waits for something, and must not wait for ever."""
+        if self.phase is not Phase.ENDED:
+            yield self.moving
+            yield from self.restarts
+            yield from self.fleet.asked_for.values()
+            yield from self.moving.standbys.values()
+            yield from self.hangs.looks.values()
+            if self.ending is not None:
+                yield self.ending
 
     # ------------------------------------------------------------------ groups
 
-    def make_groups(self, assignments: Sequence[Assignment], generations: dict[int, int]) -> None:
+    def make_groups(self, assignments: Iterable[Assignment], generations: dict[int, int]) -> None:
         members: dict[int, list[Assignment]] = {}
         for assignment in assignments:
             members.setdefault(assignment.group_id, []).append(assignment)
         for number, found in members.items():
             generation = generations.get(number, 0)
-            known = self.checkpoints.highest(self.epoch, number, generation)
+            known = self.saved.checkpoints.highest(Incarnation(self.epoch, number, generation))
             self.groups[number] = Group(number, generation, found, known)
-            self._group_of.update((a.rank, number) for a in found)
-
-    def begin_epoch(self) -> None:
-        self.epoch += 1
-        self.groups.clear()
-        self._group_of.clear()
 
     def group_of(self, rank: int) -> Group | None:
-        return self.groups.get(self._group_of.get(rank, -1))
+        return next((group for group in self.groups.values() if rank in group.ranks), None)
 
     def current(self, event: WorkerEvent) -> Group | None:
         """The group that this event is about, if it is about its present incarnation. One without a place has
@@ -114,128 +163,105 @@ class Run:
             return None
         return group
 
+    def incarnation(self, group: Group) -> Incarnation:
+        return Incarnation(self.epoch, group.number, group.generation)
+
+    def trains(self, group: Group) -> bool:
+        return self.phase is Phase.RUNNING and not group.nowhere and group.number not in self.restarting
+
     def settle(self, group: Group, settled: Settled) -> None:
         """Commit what is complete, throw away what never will be."""
         for checkpoint in settled.ready:
-            ref = self.checkpoints.begin(
-                CheckpointRef(checkpoint.folder, self.epoch, checkpoint.index, group.number, group.generation)
-            )
-            if checkpoint.held:
-                self._held.add(ref.folder)
-            self.do(c.CommitCheckpoint(self.epoch, ref.group, ref.generation, checkpoint, ref.order))
+            epoch, number, generation = self.incarnation(group)
+            ref = CheckpointRef(checkpoint.folder, epoch, checkpoint.index, number, generation)
+            ref = self.saved.checkpoints.begin(ref, checkpoint.held)
+            self.do(c.CommitCheckpoint(epoch, number, generation, checkpoint, ref.order))
         for folder in settled.garbage:
             self.do(c.DiscardCheckpoint(folder))
 
-    def is_held(self, folder: str) -> bool:
-        """Asked once, when it has been committed: whether its ranks wait in the report that brought it."""
-        held = folder in self._held
-        self._held.discard(folder)
-        return held
+    def uploading(self, groups: Iterable[int]) -> frozenset[HostId]:
+        """The hosts whose uploads alone stand between a checkpoint of these groups and its commit."""
+        found = (self.groups[number] for number in groups)
+        return frozenset(group.members[rank].host for group in found for rank in group.book.uploading())
 
-    def discard_open(self, group: Group) -> None:
-        """What its dead ranks began and can't finish is garbage."""
-        for folder in group.book.open_folders.values():
-            self.do(c.DiscardCheckpoint(folder))
+    def pass_on(self, verdicts: Sequence[Verdict | Transfer]) -> None:
+        """Tell ranks and hosts what becomes of their snapshots."""
+        for one in verdicts:
+            is_verdict = isinstance(one, Verdict)
+            self.do(c.KeepSnapshot(self.epoch, *one) if is_verdict else c.CopySnapshot(*one))
 
-    def uploading(self, group: Group) -> frozenset[HostId]:
-        """The hosts whose uploads alone stand between a checkpoint of this group and its commit."""
-        return frozenset(group.members[rank].host for rank in group.book.uploading())
-
-    def pass_on(self, verdicts: Sequence[Verdict]) -> None:
-        """Tell ranks what becomes of their snapshots."""
-        for ranks, kept, upto in verdicts:
-            self.do(c.KeepSnapshot(self.epoch, ranks, kept, upto))
-
-    def restorable(self, restart: Restart) -> At | None:
-        """What every worker of this start restores from memory: nothing, if storage has a newer state.
-        Replica groups have none: a group that is replaced takes its state from the others.
-        """
-        if self.settings.group_size is not None:
-            return None
-        kept = self.snapshots.begin({a.rank: a.host for a in restart.place.assignments})
-        if kept is not None and self.checkpoints.holds_newer(kept):
-            self.snapshots.forget()
-            return None
-        return kept
+    def stop_workers(self, by: Waiting, groups: Iterable[int], grace_s: float) -> bool:
+        """Tell the workers of these groups that may still run to end, once. Whether all are gone."""
+        found = [self.groups[number] for number in sorted(groups)]
+        for group in found:
+            untold = group.ranks - group.gone - group.told
+            for host in sorted(group.hosts()) if untold else ():
+                if ranks := group.ranks_on(host) & untold:
+                    self.do(c.StopWorkers(host, self.epoch, ranks, grace_s, group.generation))
+                    by.due[TimerName.KILL] = self.now + grace_s + self.settings.deadlines.kill_s
+            group.told |= untold
+        return all(group.ranks <= group.gone for group in found)
 
     # ------------------------------------------------------------------ restarts
-
-    def each_restart(self) -> Iterator[Restart]:
-        """Those that are under way, without what is abandoned because of what happens to one before."""
-        for restart in list(self.restarts):
-            if restart in self.restarts:
-                yield restart
 
     @property
     def restarting(self) -> set[int]:
         """The groups that are being restarted."""
         return {g for restart in self.restarts for g in restart.groups}
 
-    @property
-    def taken(self) -> set[SliceName]:
-        """The slices that they will start in."""
-        return {name for restart in self.restarts for name in restart.place.slices}
+    def steady(self) -> list[Group]:
+        """The groups that have a place and aren't being restarted."""
+        restarting = self.restarting
+        return [g for g in self.groups.values() if not g.nowhere and g.number not in restarting]
 
-    def stage(self, restart: Restart, stage: Phase, at: float) -> None:
+    def stage(self, restart: Restart, stage: Phase) -> None:
         if stage is not restart.stage:
-            restart.enter(stage, at)
+            restart.enter(stage, self.now)
             if restart.full:
-                self.set_phase(stage, at)
-
-    def withdraw(self, restart: Restart) -> None:
-        """Give back what this restart has asked for and not got."""
-        self.fleet.withdraw(restart.reservation)
-        restart.reservation = None
-
-    def cancel_timers(self, restart: Restart, but: TimerName | None = None) -> None:
-        for timer in _RESTART_TIMERS:
-            if timer is not but:
-                self.do(c.CancelTimer(timer, restart.key))
+                self.set_phase(stage)
 
     def abandon(self, restart: Restart) -> None:
-        self.cancel_timers(restart)
-        self.withdraw(restart)
+        self.withdraw(restart.reservation)
         self.restarts.remove(restart)
 
-    def worth_of_uploads(self, restart: Restart) -> float:
-        """How long it takes to train again what is being uploaded and nothing else holds: so long, at most,
-        is it worth to wait for it. Without anything else to restore, it is worth any wait.
+    def hand_over(self) -> None:
+        """Workers restart: what was taken for them can be part of that; what was only asked for is not waited
+        for.
         """
-        newest, snapshots = self.checkpoints.newest, self.snapshots
-        if newest is None and snapshots.kept is None:
-            return math.inf
-        uploading = [
-            self.checkpoints.reported_at((self.epoch, g.number, g.generation), index) or 0.0
-            for g in (self.groups[number] for number in restart.groups)
-            for index in g.book.lacking_uploads()
-        ]
-        saved = self.checkpoints.since(newest) if newest is not None else None
-        otherwise = max(self.trains_since, saved or 0.0, snapshots.since or 0.0)
-        return max(0.0, max(uploading, default=0.0) - otherwise)
-
-    def uploading_hosts(self, restart: Restart) -> frozenset[HostId]:
-        return frozenset(host for g in restart.groups for host in self.uploading(self.groups[g]))
-
-    def placed_groups(self) -> int:
-        """How many replica groups have a place, or are about to get one."""
-        waiting = {g for restart in self.restarts if restart.stage is Phase.WAITING for g in restart.groups}
-        return len(self.groups.keys() - waiting)
+        for reservation in self.moving.standbys:
+            self.withdraw(reservation)
+        self.moving.standbys.clear()
 
     def used_by_others(self, restart: Restart) -> set[SliceName]:
         """Slices that other groups train in, or that are kept for somebody."""
-        used = {name for g in self.groups.values() if g.number not in restart.groups for name in g.slices()}
-        used |= {name for other in self.restarts if other is not restart for name in other.place.slices}
-        return used | self.relocation.standbys.slices
+        return used_besides(self, restart.groups, restart) | self.moving.slices
 
-    # ------------------------------------------------------------------ what is always true
+    # ------------------------------------------------------------------ taking slices and giving them back
 
-    def assert_invariants(self) -> None:
-        if not self.restarts:
-            return
-        full = [restart for restart in self.restarts if restart.full]
-        if full:
-            assert len(self.restarts) == 1, "a full restart stands alone"
-            assert full[0].stage is self.phase, "a full restart and the run are in one phase"
-        if len(self.restarts) > 1:
-            covered = [g for restart in self.restarts for g in restart.groups]
-            assert len(covered) == len(set(covered)), "a group is in two restarts"
+    def reserve(self, slices: Iterable[SliceName]) -> SliceReservation:
+        key, wanted, fleet = self.next_key(), frozenset(slices), self.fleet
+        assert not wanted & fleet.held, "what is held is not reserved again"
+        hosts = frozenset(h.id for h in fleet.hosts.values() if h.slice in wanted and h.alive)
+        due = {TimerName.RESERVE: self.now + self.settings.deadlines.reserve_s}
+        fleet.asked_for[key] = SliceReservation(key, wanted, hosts, due)
+        self.do(c.Reserve(key, tuple(sorted(wanted))))
+        return fleet.asked_for[key]
+
+    def withdraw(self, reservation: int | None) -> None:
+        """Give up on a reservation that has not been answered."""
+        found = self.fleet.asked_for.pop(reservation or 0, None)
+        if found is not None:
+            self.do(c.Release(tuple(sorted(found.slices))))
+
+    def release(self, slices: Collection[SliceName]) -> None:
+        names = tuple(sorted(self.fleet.held & set(slices)))
+        if names:
+            for host in self.fleet.give_back(names):
+                self.saved.snapshots.host_lost(host)
+            self.do(c.Release(names))
+
+
+def used_besides(run: Run, groups: Collection[int], restart: Restart | None = None) -> set[SliceName]:
+    """Slices that other groups have, or that are planned for another restart."""
+    used = {name for g in run.groups.values() if g.number not in groups for name in g.slices()}
+    return used.union(*(other.place.slices for other in run.restarts if other is not restart))

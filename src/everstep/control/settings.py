@@ -1,20 +1,11 @@
-"""What the user asked for, as the brain needs it."""
+"""What the user asked for, as the controller needs it."""
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-from everstep.control.deadlines import Deadlines
-
-
-class OnHang(enum.StrEnum):
-    """What happens to workers that hang."""
-
-    RESTART = "restart"
-    WARN = "warn"
-    FAIL = "fail"
+from everstep.deadlines import Deadlines
+from everstep.health.hangs import OnHang
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long before a preemption's deadline the workers leave; at most a quarter of the notice."""
     group_attempts: int = 3
     """Failed starts of a replacement before everything restarts instead."""
+    snapshot_copies: int = 0
+    """On how many other hosts snapshots are kept."""
     deadlines: Deadlines = Deadlines()
 
     @property

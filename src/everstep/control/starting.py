@@ -1,152 +1,219 @@
-"""From a place that is ready to workers that train: ordered, spawned, ready, and the first step of each."""
+"""From workers that are gone to workers that train: slices, prepared hosts, the start, the first step."""
 
 from __future__ import annotations
 
-from everstep.control import commands as c
-from everstep.control.commands import Rung
-from everstep.control.events import TimerName
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from everstep.control import commands as c, events as e
+from everstep.control.fleet import SliceReservation
 from everstep.control.group import Group
-from everstep.control.restart import Restart
+from everstep.control.restart import NewPlace, Restart
 from everstep.control.run import Run
 from everstep.control.table import Phase
+from everstep.topology.placement import Assignment, assign_ranks
+from everstep.topology.slices import SliceName
+from everstep.wording import named
+
+# ---------------------------------------------------------------------- the place
 
 
-class Starting:
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._awaiting_step: list[Restart] = []
-        """Started, and not every rank has reported since."""
+def place(run: Run, restart: Restart) -> None:
+    """Find hosts, and reserve what isn't held. Called again whenever capacity changed."""
+    run.withdraw(restart.reservation)
+    restart.place = NewPlace()
+    _release_unused(run, restart, run.fleet.broken)
+    taken = run.used_by_others(restart)
+    restart.choose(_assign_all(run) if restart.full else assign_again(run, restart.groups, taken))
+    _release_unused(run, restart, run.fleet.held)
+    if restart.place.rung is not c.Rung.WAIT:
+        run.stage(restart, Phase.PLACING)
+        restart.stop_waiting()
+        missing = restart.place.slices - run.fleet.held
+        restart.reservation = run.reserve(missing).key if missing else None
+    elif restart.stage is not Phase.WAITING:
+        run.stage(restart, Phase.WAITING)
+        say_shortage(run, restart)
 
-    def start(self, restart: Restart, at: float) -> None:
-        run, place, account = self._run, restart.place, restart.account
-        assert place.slices <= run.fleet.held, "workers start on reserved slices only"
-        run.cancel_timers(restart)
-        restart.waits_for_uploads = False
-        for g in restart.groups:
-            run.discard_open(run.groups[g])
-        generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
-        account.rung = restart.find_rung()
-        account.snapshot = run.restorable(restart)
-        self._tell_state(restart)
-        if restart.full:
-            account.steps_lost = self._steps_lost(restart)
-            run.begin_epoch()
-            run.relocation.outdated = False
-            run.do(c.CancelTimer(TimerName.BOUNDARY, 0))
-        account.ordered = account.spawned = at
-        run.make_groups((*place.assignments, *place.absent), generations)
-        restart.groups = {a.group_id for a in place.assignments}
-        run.fleet.release(run.fleet.held - run.used_by_others(restart) - place.slices)
-        run.stage(restart, Phase.STARTING, at)
-        if not restart.full:
-            run.do(c.GroupsStarting(at, run.epoch, self._generations(restart)))
-        newest = run.checkpoints.newest
-        run.do(
-            c.StartWorkers(
-                run.epoch,
-                self._generations(restart),
-                place.assignments,
-                newest.folder if newest else None,
-                restart.reason,
-                account.snapshot,
-            )
+
+def _assign_all(run: Run) -> tuple[Assignment, ...]:
+    found = run.fleet.place_all(run.now)
+    return assign_ranks(found, run.settings.group_size, run.settings.workers_max) if found else ()
+
+
+def assign_again(run: Run, groups: Collection[int], taken: Collection[SliceName]) -> tuple[Assignment, ...]:
+    """Where these groups go while the others stay, who keep the slices that are taken."""
+    everyone = [a for group in run.groups.values() for a in group.members.values()]
+    moving = [a for number in sorted(groups) for a in run.groups[number].members.values()]
+    return run.fleet.place_again(moving, everyone, taken, run.now)
+
+
+def _release_unused(run: Run, restart: Restart, slices: Collection[SliceName]) -> None:
+    """Give back those of these slices that nobody uses, and nothing is being uploaded from."""
+    uploading = run.uploading(restart.groups) if restart.waits_for_uploads else frozenset()
+    busy = {host.slice for host in run.fleet.hosts.values() if host.id in uploading}
+    run.release(set(slices) - run.used_by_others(restart) - restart.place.slices - busy)
+
+
+def say_shortage(run: Run, restart: Restart) -> None:
+    if restart.full:
+        message = f"need room for at least {run.settings.start_min} workers; {run.fleet.shortage()}"
+    else:
+        groups = named("replica group", sorted(restart.groups))
+        message = f"need room for {groups}; {run.fleet.shortage(run.used_by_others(restart))}"
+    run.do(c.Waiting(run.now, run.settings.start_min, message))
+    restart.due[e.TimerName.SAY_SHORTAGE] = run.now + run.settings.deadlines.capacity_log_s
+
+
+def look_again(run: Run) -> None:
+    """Who waits for a place, or has lost the one that was planned, looks for one."""
+    fleet = run.fleet
+    for restart in run.restarts:
+        planned = restart.place
+        kept = fleet.is_whole(planned.slices - fleet.held) and all(map(fleet.alive, planned.hosts))
+        if restart.stage is Phase.WAITING or (restart.stage is Phase.PLACING and not kept):
+            place(run, restart)
+
+
+def prepare_hosts(run: Run) -> None:
+    """Every host that workers will start on is told to get ready, and not waited for without end."""
+    fleet = run.fleet
+    placing = [restart for restart in run.restarts if restart.stage is Phase.PLACING]
+    owners: list[Restart | SliceReservation] = [*placing, *run.moving.standbys.values()]
+    for owner in owners:
+        place, told = owner.place if isinstance(owner, Restart) else owner, False
+        for host in sorted(place.hosts - fleet.prepared - fleet.preparing):
+            if fleet.alive(host) and fleet.hosts[host].slice in fleet.held:
+                fleet.preparing.add(host)
+                run.do(c.PrepareHost(host))
+                told = True
+        if place.hosts <= fleet.prepared or not place.slices <= fleet.held:
+            owner.due.pop(e.TimerName.PREPARE, None)
+        elif told or e.TimerName.PREPARE not in owner.due:
+            owner.due[e.TimerName.PREPARE] = run.now + run.settings.deadlines.prepare_s
+
+
+def is_ready(run: Run, restart: Restart) -> bool:
+    """Its workers can start: every host is there, and every commit is answered, so that the newest checkpoint
+    is known.
+    """
+    return (
+        restart.place.hosts <= run.fleet.prepared
+        and restart.place.slices <= run.fleet.held
+        and not run.saved.checkpoints.under_way(None if restart.full else restart.groups)
+        and not restart.waits_for_uploads
+    )
+
+
+# ---------------------------------------------------------------------- the start
+
+
+def start(run: Run, restart: Restart) -> None:
+    new, account, saved = restart.place, restart.account, run.saved
+    assert new.slices <= run.fleet.held, "workers start on reserved slices only"
+    discard_open(run, restart.groups)
+    generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
+    account.rung = new.rung
+    if run.settings.group_size is None:  # a group that is replaced takes its state from the others
+        # What is given back has no memory for us: it is not counted on.
+        run.release(run.fleet.held - run.used_by_others(restart) - new.slices)
+        places = new.assignments
+        account.snapshot = saved.in_memory(
+            {a.rank: a.host for a in places}, {a.host: a.slice for a in places}
         )
-        run.do(c.SetTimer(TimerName.START, restart.key, at + run.settings.deadlines.start_s))
+    if restart.full:
+        account.restores(*saved.name(account.snapshot))
+        account.steps_lost = saved.steps_lost(restart.before.epoch, restart.before.furthest, account.snapshot)
+        run.epoch += 1
+        run.groups.clear()
+        run.moving.outdated = False
+        run.moving.due.pop(e.TimerName.BOUNDARY, None)
+    account.ordered = account.spawned = run.now
+    run.make_groups((*new.assignments, *new.absent), generations)
+    restart.groups = {a.group_id for a in new.assignments}
+    run.release(run.fleet.held - run.used_by_others(restart) - new.slices)
+    run.stage(restart, Phase.STARTING)
+    restart.due = {e.TimerName.START: run.now + run.settings.deadlines.start_s}
+    started = _generations(run, restart)
+    if not restart.full:
+        run.do(c.GroupsStarting(run.now, run.epoch, started))
+    newest = saved.checkpoints.newest
+    folder = newest.folder if newest else None
+    order = c.StartWorkers(run.epoch, started, new.assignments, folder, restart.reason)
+    if (snapshot := account.snapshot) is not None:
+        kept, sources = saved.snapshots.kept_all, saved.snapshots.sources(snapshot)
+        order = msgspec.structs.replace(order, snapshot=snapshot, kept=kept, sources=sources)
+    run.do(order)
 
-    def _tell_state(self, restart: Restart) -> None:
-        """Where its workers have their state from; replica groups that are replaced, from the others."""
-        run, account = self._run, restart.account
-        newest = run.checkpoints.newest
-        if account.snapshot is not None:
-            account.restores(f"memory, report {account.snapshot.report}", run.snapshots.since)
-        elif newest is not None and restart.full:
-            account.restores(f"storage, {newest.folder}", run.checkpoints.since(newest))
 
-    def _steps_lost(self, restart: Restart) -> int:
-        before, snapshot = restart.before, restart.account.snapshot
-        lost = self._run.checkpoints.lost_since(before.epoch, before.furthest)
-        if snapshot is None or snapshot.epoch != before.epoch:
-            return lost
-        return min(lost, max(0, before.furthest - snapshot.report))
+def discard_open(run: Run, groups: Iterable[int]) -> None:
+    """What dead ranks of these groups began and can't finish is garbage."""
+    for number in groups:
+        for folder in run.groups[number].book.open_folders.values():
+            run.do(c.DiscardCheckpoint(folder))
 
-    def _generations(self, restart: Restart) -> tuple[tuple[int, int], ...]:
-        return tuple((g, self._run.groups[g].generation) for g in sorted(restart.groups))
 
-    def _of(self, group: Group) -> Restart | None:
-        starting = (r for r in self._run.restarts if r.stage is Phase.STARTING)
-        return next((r for r in starting if group.number in r.groups), None)
+def _generations(run: Run, restart: Restart) -> tuple[tuple[int, int], ...]:
+    return tuple((g, run.groups[g].generation) for g in sorted(restart.groups))
 
-    def spawned(self, group: Group, rank: int, at: float) -> None:
-        restart = self._of(group)
-        if restart is not None:
-            group.spawned.add(rank)
-            restart.account.spawned = at
 
-    def ready(self, group: Group, rank: int, at: float) -> Restart | None:
-        """The restart that is done, if that was its last worker to be ready."""
-        run = self._run
-        restart = self._of(group)
-        if restart is None:
-            return None
-        group.ready.add(rank)
-        if any(run.groups[g].ready != run.groups[g].ranks for g in restart.groups):
-            return None
-        run.cancel_timers(restart)
-        run.restarts.remove(restart)
-        run.trained = True
-        restart.account.ready = at
-        if restart.full:
-            run.trains_since = at
-        run.stage(restart, Phase.RUNNING, at)
-        self._tell_start(restart, at)
-        if restart.account.rung is not Rung.FIRST_START:
-            self._awaiting_step.append(restart)
-        return restart
+def restart_of(run: Run, group: Group) -> Restart | None:
+    """The restart that this group's workers are being started by."""
+    starting = (restart for restart in run.restarts if restart.stage is Phase.STARTING)
+    return next((restart for restart in starting if group.number in restart.groups), None)
 
-    def _tell_start(self, restart: Restart, at: float) -> None:
-        run = self._run
-        present = [g for g in run.groups.values() if g.number not in run.restarting and not g.nowhere]
-        newest = run.checkpoints.newest
-        run.do(
-            c.GroupStarted(
-                at,
-                run.epoch,
-                self._generations(restart),
-                sum(len(group.ranks) for group in present),
-                len({name for group in present for name in group.slices()}),
-                restart.account.rung,
-                restart.reason,
-                newest.folder if newest else None,
-                restart.account.snapshot is not None,
-                restart.account.snapshot,
-            )
-        )
 
-    def stepped(self, group: Group, rank: int, restore_s: float) -> None:
-        """The rank has reported for the first time since it started, or returned."""
-        if rank in group.stepped:
-            return
-        group.stepped.add(rank)
-        for restart in self._awaiting_step:
-            if group.number in restart.groups:
-                restart.account.restore_s = max(restart.account.restore_s, restore_s)
+def all_ready(run: Run, restart: Restart) -> None:
+    """Every worker of this restart is ready."""
+    account, newest = restart.account, run.saved.checkpoints.newest
+    run.restarts.remove(restart)
+    run.budgets.first_starts.over = True
+    run.budgets.backoff.healthy(run.now)
+    account.ready = run.now
+    if restart.full:
+        run.saved.trains_since = run.now
+    run.stage(restart, Phase.RUNNING)
+    present = run.steady()
+    world, slices = sum(len(g.ranks) for g in present), {name for g in present for name in g.slices()}
+    rung, folder, snapshot = account.rung, newest.folder if newest else None, account.snapshot
+    which = (_generations(run, restart), world, len(slices), rung, restart.reason)
+    run.do(c.GroupStarted(run.now, run.epoch, *which, folder, snapshot is not None, snapshot))
+    if rung is not c.Rung.FIRST_START:
+        run.unproven.append(restart)
 
-    def tell_recovered(self, at: float) -> None:
-        """Once every rank of a restart has reported, say what the recovery cost."""
-        groups = self._run.groups
-        for restart in list(self._awaiting_step):
-            if all(groups[g].stepped == groups[g].ranks for g in restart.groups):
-                self._awaiting_step.remove(restart)
-                self._run.do(restart.account.recovered(at, self._run.epoch))
 
-    def forget(self, groups: set[int]) -> None:
-        """A recovery that fails before its first step is followed by another, which is what gets told."""
-        self._awaiting_step = [r for r in self._awaiting_step if not r.groups & groups]
+# ---------------------------------------------------------------------- the first step
 
-    def in_vain(self, groups: set[int], since: float) -> int:
-        """How often in a row these groups were replaced, and had not trained yet.
 
-        Trained: every rank has reported, or a healthy time has passed.
-        """
-        young = [r for r in self._awaiting_step if r.groups & groups and r.account.ready > since]
-        return max((r.attempts + 1 for r in young if not r.full), default=0)
+def stepped(run: Run, group: Group, rank: int, restore_s: float) -> None:
+    """The rank has reported for the first time since it started, or returned."""
+    if rank in group.stepped:
+        return
+    group.stepped.add(rank)
+    for restart in run.unproven:
+        if group.number in restart.groups:
+            restart.account.restore_s = max(restart.account.restore_s, restore_s)
+
+
+def tell_recovered(run: Run) -> None:
+    """Once every rank of a restart has reported, say what the recovery cost."""
+    for restart in list(run.unproven):
+        if all(run.groups[g].stepped == run.groups[g].ranks for g in restart.groups):
+            run.unproven.remove(restart)
+            run.do(restart.account.recovered(run.now, run.epoch))
+
+
+def forget(run: Run, groups: Collection[int]) -> None:
+    """A recovery that fails before its first step is followed by another, which is what gets told."""
+    run.unproven = [restart for restart in run.unproven if restart.groups.isdisjoint(groups)]
+
+
+def in_vain(run: Run, groups: Collection[int]) -> int:
+    """How often in a row these groups were replaced, and had not trained yet.
+
+    Trained: every rank has reported, or a healthy time has passed.
+    """
+    since = run.now - run.settings.deadlines.healthy_s
+    young = [r for r in run.unproven if not r.groups.isdisjoint(groups) and r.account.ready > since]
+    return max((r.attempts + 1 for r in young if not r.full), default=0)

@@ -1,4 +1,4 @@
-"""The phases of a run, and of a restart, as a table. The docs' diagram is drawn from it.
+"""The phases of a run, and of a restart, as a table. ``make reference`` draws the docs' diagram from it.
 
 A restart takes some replica groups, or all workers, from wherever they are back to training. Restarting
 everything moves the run itself through these phases; restarting some groups moves only them, while the run
@@ -12,6 +12,9 @@ import enum
 
 class Phase(enum.StrEnum):
     NEW = "new"
+    """The run isn't open yet. Groups that never had a place begin where a run does: their restart is new,
+    too.
+    """
     SETTLING = "settling"
     STOPPING = "stopping"
     BACKOFF = "backoff"
@@ -54,33 +57,3 @@ TRANSITIONS: dict[tuple[Phase, Phase], str] = {
     (P.ENDING, P.ENDED): "workers gone, reservations given back",
 }
 """Every change of phase that is allowed, and when it happens. Losing the lease ends a run from anywhere."""
-
-
-def mermaid() -> str:
-    """The table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", "    [*] --> new"]
-    lines += [f"    {a.value} --> {b.value}: {why}" for (a, b), why in TRANSITIONS.items()]
-    return "\n".join([*lines, "    ended --> [*]"]) + "\n"
-
-
-def page() -> str:
-    """The docs' page about the phases."""
-    rows = "".join(f"| {a.value} | {b.value} | {why} |\n" for (a, b), why in TRANSITIONS.items())
-    return f"""# The phases of a run
-
-<!-- Made from src/everstep/control/table.py: python -m everstep.control.table > docs/state-machine.md -->
-
-A restart takes some replica groups, or all workers, from wherever they are back to training. Restarting
-everything moves the run itself through these phases; restarting some groups moves only them, while the run
-stays `running`. Losing the lease ends a run from anywhere.
-
-```mermaid
-{mermaid()}```
-
-| from | to | when |
-| --- | --- | --- |
-{rows}"""
-
-
-if __name__ == "__main__":
-    print(page(), end="")

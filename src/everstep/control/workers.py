@@ -1,129 +1,213 @@
-"""What is told of workers: that they start, report, return, fail, and are gone."""
+"""What is told of workers and their checkpoints: that they start, report, return, fail, hang, and are gone.
+
+Who hangs is judged in ``everstep.health``, by values alone.
+"""
 
 from __future__ import annotations
 
-import msgspec
-
-from everstep.control import commands as c, events as e
-from everstep.control.ending import Ending
-from everstep.control.failures import BUDGET_OF, Failure, Kind
+from everstep.control import commands as c, ending, events as e, moving, recovery, starting
 from everstep.control.group import Group
-from everstep.control.moving import Moving
-from everstep.control.recovery import Recovery, while_starting
-from everstep.control.run import Run
-from everstep.control.snapshots import At
+from everstep.control.run import Look, Run
 from everstep.control.table import Phase
-from everstep.topology.slices import HostId
+from everstep.failures import Failure, Kind
+from everstep.health.hangs import HangVerdict, OnHang
+from everstep.health.vitals import Finding
+from everstep.health.watch import quiet_for
+from everstep.saved.snapshots import At
 
 
-class WorkerEvents:
-    def __init__(self, run: Run, recovery: Recovery, moving: Moving, ending: Ending) -> None:
-        self._run = run
-        self._recovery = recovery
-        self._moving = moving
-        self._ending = ending
+def spawned(run: Run, group: Group, event: e.WorkerSpawned) -> None:
+    if (restart := starting.restart_of(run, group)) is not None:
+        restart.account.spawned = run.now
 
-    def spawned(self, event: e.WorkerSpawned) -> None:
-        group = self._run.current(event)
-        if group is not None:
-            self._recovery.starting.spawned(group, event.rank, event.at)
 
-    def ready(self, event: e.WorkerReady) -> None:
-        group = self._run.current(event)
-        if group is not None and self._recovery.ready(group, event.rank, event.at):
-            self._run.relocation.started(event.at)
-            self._ending.check_finished(event.at)
-            self._moving.reconsider(event.at)
+def ready(run: Run, group: Group, event: e.WorkerReady) -> None:
+    restart = starting.restart_of(run, group)
+    if restart is None:
+        return
+    group.ready.add(event.rank)
+    if any(run.groups[g].ready != run.groups[g].ranks for g in restart.groups):
+        return
+    starting.all_ready(run, restart)
+    moving.leave_in_peace(run)
+    if restart.full:
+        recovery.find_places(run)
 
-    def reported(self, event: e.Reported) -> None:
-        group = self._run.current(event)
-        if group is None:
-            return
-        self._run.has_reported = True
-        self._recovery.starting.stepped(group, event.rank, event.restore_s)
-        self._copied(event)
-        saved = (*event.owed, *(part.index for part in event.parts))
-        self._run.checkpoints.reported((event.epoch, group.number, group.generation), saved, event.at)
-        self._run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
 
-    def _copied(self, event: e.Reported) -> None:
-        snapshots = self._run.snapshots
-        before = snapshots.kept
-        copied = [At(event.epoch, index) for index in event.copied]
-        copying = [At(event.epoch, index) for index in event.copying]
-        upto = At(event.epoch, event.upto)
-        self._run.pass_on(snapshots.reported(event.rank, upto, copied, event.at, copying))
-        if snapshots.kept != before:
-            self._recovery.progressed()
+def reported(run: Run, group: Group, event: e.Reported) -> None:
+    run.hangs.has_reported = True
+    starting.stepped(run, group, event.rank, event.restore_s)
+    _taken(run, event)
+    saves = (*event.owed, *(part.index for part in event.parts))
+    run.saved.checkpoints.reported(run.incarnation(group), saves, run.now)
+    run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
 
-    def upload_failed(self, event: e.UploadFailed) -> None:
-        group = self._run.current(event)
-        if group is not None:
-            self._run.settle(group, group.book.upload_failed(event.rank, event.index))
 
-    def returned(self, event: e.WorkerReturned) -> None:
-        run = self._run
-        group = run.current(event)
-        if group is None or event.rank in group.returned:
-            return
-        group.returned.add(event.rank)
-        self._recovery.starting.stepped(group, event.rank, 0.0)
-        run.pass_on(run.snapshots.returned(event.rank))
-        run.settle(group, group.book.returned(event.rank))
-        self._ending.check_finished(event.at)
+def _taken(run: Run, event: e.Reported) -> None:
+    snapshots, epoch = run.saved.snapshots, event.epoch
+    before = snapshots.kept
+    taken = [At(epoch, index) for index in event.taken]
+    taking = [At(epoch, index) for index in event.taking]
+    run.pass_on(snapshots.reported(event.rank, At(epoch, event.upto), taken, run.now, taking))
+    if snapshots.kept != before:
+        run.budgets.backoff.progressed()
 
-    def failed(self, event: e.WorkerFailed) -> None:
-        run, failure = self._run, event.failure
-        group = run.current(event)
-        if group is None or event.rank in group.returned or event.rank in group.gone:
-            return
-        group.failed.add(event.rank)
-        if failure.kind is Kind.LIMIT and not run.over:
-            run.do(c.FailureSeen(event.at, failure))
-            self._ending.give_up(failure, (failure,), event.at)
-            return
-        if BUDGET_OF[failure.kind] is None:
-            if run.trained:  # it has been loaded before: it must be this host
-                failure = while_starting(failure)
-        elif event.rank not in group.ready:
-            failure = while_starting(failure)
-        elif failure.kind is Kind.SIGNAL and group.members[event.rank].slice in run.fleet.noticed:
-            # The machine that is being taken away ends its processes first.
-            failure = msgspec.structs.replace(failure, kind=Kind.PREEMPTED)
-        self._recovery.failed(failure, {group.number}, event.at)
 
-    def gone(self, event: e.WorkersGone) -> None:
-        run = self._run
-        if event.epoch != run.epoch:
-            return
-        gone: set[int] = set()
-        for group in run.groups.values():
-            if group.generation == event.generation:
-                gone |= event.ranks & group.left_on(event.host)
-                group.gone |= gone & group.ranks
-        if run.over:
-            self._ending.gone(event.host, gone)
-        else:
-            self._gone(event.host, gone, event.at)
+def upload_failed(run: Run, group: Group, event: e.UploadFailed) -> None:
+    run.settle(group, group.book.upload_failed(event.rank, event.index))
 
-    def _gone(self, host: HostId, ranks: set[int], at: float) -> None:
-        silent = self._died_without_a_word(ranks)
-        for restart in self._run.restarts:
-            left = restart.stopping.pop(host, frozenset()) - ranks
-            if left:
-                restart.stopping[host] = left
-        if silent is not None:
-            group, rank = silent
-            failure = Failure(Kind.EXIT, at, "ended without a word", rank=rank, host=host)
-            failure = failure if rank in group.ready else while_starting(failure)
-            self._recovery.failed(failure, {group.number}, at)
 
-    def _died_without_a_word(self, ranks: set[int]) -> tuple[Group, int] | None:
-        """A rank that neither returned, nor failed, nor was told to end."""
-        run = self._run
-        told = {g for r in run.restarts if r.stage is not Phase.STARTING for g in r.groups}
-        for rank in sorted(ranks):
-            group = run.group_of(rank)
-            if group is not None and rank not in group.returned and group.number not in told:
-                return group, rank
-        return None
+def returned(run: Run, group: Group, event: e.WorkerReturned) -> None:
+    if event.rank in group.returned:
+        return
+    group.returned.add(event.rank)
+    starting.stepped(run, group, event.rank, 0.0)
+    run.pass_on(run.saved.snapshots.returned(event.rank))
+    run.settle(group, group.book.returned(event.rank))
+
+
+def failed(run: Run, group: Group, event: e.WorkerFailed) -> None:
+    if event.rank in group.returned or event.rank in group.gone:
+        return
+    group.failed.add(event.rank)
+    failure = group.judge(event.failure, {event.rank})
+    if failure.kind is Kind.LIMIT and not run.over:
+        run.do(c.FailureSeen(run.now, failure))
+        ending.give_up(run, failure)
+        return
+    if failure.kind is Kind.SIGNAL and group.members[event.rank].slice in run.fleet.noticed:
+        # The machine that is being taken away ends its processes first.
+        failure = failure.preempted()
+    recovery.failed(run, failure, {group.number})
+
+
+def gone(run: Run, event: e.WorkersGone) -> None:
+    if event.epoch != run.epoch:
+        return
+    stopping = {g for restart in run.restarts if restart.stage is not Phase.STARTING for g in restart.groups}
+    silent: list[tuple[int, Group]] = []
+    """Ranks that neither returned nor were told to end. The group of one that has reported a failure is in
+    ``stopping`` already.
+    """
+    for group in run.groups.values():
+        if group.generation == event.generation:
+            ranks = event.ranks & group.left_on(event.host)
+            group.gone |= ranks
+            silent += [(rank, group) for rank in ranks - group.returned if group.number not in stopping]
+    if silent and not run.over:
+        rank, group = min(silent, key=lambda one: one[0])
+        message = "exited without reporting a result or an error"
+        failure = Failure(Kind.EXIT, run.now, message, rank=rank, host=event.host)
+        recovery.failed(run, group.judge(failure, {rank}), {group.number})
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def committed(run: Run, event: e.CheckpointCommitted) -> None:
+    held = run.saved.checkpoints.is_held(event.folder)
+    ref = run.saved.checkpoints.committed(event.folder, event.state)
+    if ref is None:
+        return
+    run.do(c.CheckpointKept(run.now, ref.folder, ref.epoch, ref.index, ref.group, ref.generation))
+    if ref.epoch == run.epoch:
+        run.budgets.backoff.progressed()
+        moving.saved(run, held)
+
+
+def commit_failed(run: Run, event: e.CommitFailed) -> None:
+    """Its folder stays as it is: what can't be committed by us may be somebody else's."""
+    if run.saved.checkpoints.failed(event.folder) and event.cause is not None:
+        run.do(c.FailureSeen(run.now, event.cause))
+        ending.refuse(run, event.cause)
+
+
+def checkpoint_gone(run: Run, event: e.CheckpointGone) -> None:
+    run.saved.checkpoints.forget(event.folder)
+
+
+# ---------------------------------------------------------------------- hangs
+
+
+def quiet(run: Run, event: e.WorkersQuiet) -> None:
+    """These workers have made no progress for some time, which may well be right."""
+    for vitals in event.vitals:
+        group = run.group_of(vitals.rank) if event.epoch == run.epoch else None
+        if group is None or group.generation != vitals.generation or not run.trains(group):
+            continue
+        of = run.incarnation(group)
+        if group.number not in run.hangs.looks and run.hangs.wants_look(of, vitals, run.now):
+            _look(run, group, vitals.rank)
+
+
+def _look(run: Run, group: Group, rank: int) -> None:
+    hosts = {host for other in run.groups.values() if run.trains(other) for host in other.hosts()}
+    due = {e.TimerName.EXAMINE: run.now + run.settings.deadlines.examine_s}
+    run.hangs.looks[group.number] = look = Look(run.next_key(), run.incarnation(group), rank, hosts, due)
+    for host in sorted(hosts):
+        run.do(c.ExamineWorkers(host, run.epoch, look.key))
+
+
+def examined(run: Run, event: e.WorkersExamined) -> None:
+    for look in list(run.hangs.looks.values()):
+        if look.key == event.look and event.host in look.awaited:
+            look.awaited.discard(event.host)
+            look.found += event.found
+            if not look.awaited:
+                conclude(run, look)
+
+
+def conclude(run: Run, look: Look) -> None:
+    """Everybody has answered, or time is up: a host that doesn't answer is left out, and if it is lost, its
+    heartbeats say so.
+    """
+    group = run.groups.get(look.of.group)
+    del run.hangs.looks[look.of.group]
+    if group is None or run.incarnation(group) != look.of or not run.trains(group):
+        return  # something else has happened to it meanwhile
+    found = _of(group, look.found)
+    others = [other for other in run.groups.values() if other is not group]
+    theirs = [f for other in others if run.trains(other) for f in _of(other, look.found)]
+    verdict = run.hangs.judge(look.of, look.rank, found, theirs if others else None, run.now)
+    if verdict is not None:
+        _act(run, look, group, verdict, found)
+
+
+def _act(run: Run, look: Look, group: Group, verdict: HangVerdict, found: list[Finding]) -> None:
+    rank, quiet_s, action = verdict.culprits[0], quiet_for(found), run.settings.on_hang
+    if action is OnHang.RESTART and not run.hangs.have_begun(found):
+        action = OnHang.WARN  # nothing says that this function ever reports
+    if action is OnHang.WARN and run.hangs.is_warned(look.of, verdict, quiet_s):
+        return
+    stacks = f"hangs/{run.epoch:04d}-{look.key:04d}.txt"
+    message = f"{verdict.why}; stacks of all ranks are in {stacks}"
+    run.do(c.KeepStacks(stacks, tuple(found), verdict.culprits))
+    run.do(c.HangSeen(run.now, run.epoch, verdict.culprits, message, stacks, action.value))
+    if action is OnHang.WARN:
+        return
+    group.failed |= set(verdict.culprits)
+    stack = next(f.stack for f in found if f.vitals.rank == rank)
+    host, since = group.members[rank].host, run.now - quiet_s
+    failure = Failure(Kind.HANG, since, message, rank=rank, host=host, traceback=stack)
+    if action is OnHang.FAIL:
+        run.do(c.FailureSeen(run.now, failure))
+        ending.give_up(run, failure, why="FailureConfig(on_hang='fail')")
+    else:
+        recovery.failed(run, failure, {group.number})
+
+
+def _of(group: Group, found: list[Finding]) -> list[Finding]:
+    """Of the workers that the group has now."""
+    present = group.ranks - group.gone
+    return [f for f in found if f.vitals.rank in present and f.vitals.generation == group.generation]
+
+
+def snapshot_damaged(run: Run, event: e.SnapshotDamaged) -> None:
+    run.saved.snapshots.forget(event.snapshot)
+
+
+def snapshot_copied(run: Run, event: e.SnapshotCopied) -> None:
+    if run.phase is Phase.NEW:
+        return  # an earlier driver asked for it: what else the host has, which must stay, isn't known yet
+    snapshots = run.saved.snapshots
+    run.pass_on(snapshots.copied(event.host, event.rank, event.snapshot, failed=event.failed))

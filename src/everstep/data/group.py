@@ -8,7 +8,7 @@ import os
 from everstep.data.arguments import whole_number
 from everstep.data.plan import Rank
 from everstep.errors import ConfigError
-from everstep.here import context_here
+from everstep.process.current import context_here
 
 logger = logging.getLogger("everstep")
 

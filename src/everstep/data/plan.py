@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from everstep.data.batch import Cut, deal
 from everstep.data.order import InOrder, Permutation, folded
@@ -89,14 +89,6 @@ class StepPlan:
     samples: int
     micros: Sequence[MicroPlan]
     end: StreamPlace
-
-
-class Feed(Protocol):
-    """A source in its order."""
-
-    def plans(self, start: StreamPlace, rank: Rank, batching: Batching) -> Iterator[StepPlan]:
-        """A rank's share of each step from a place on."""
-        ...
 
 
 class IndexedFeed:

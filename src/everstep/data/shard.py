@@ -18,7 +18,7 @@ from everstep.data.sources import Collate, collated, identity_of, length_of, sam
 from everstep.data.steps import Micro
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
-from everstep.steptimes import loading
+from everstep.process.step_times import loading
 
 _VERSION = 1
 _BATCH_SIZE = 256

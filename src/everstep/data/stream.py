@@ -22,7 +22,7 @@ from everstep.data.sequence import Shards
 from everstep.data.sources import Collate, collated, identity_of, length_of, plain, samples_of, stacked
 from everstep.data.steps import Micro, Step
 from everstep.errors import ConfigError
-from everstep.steptimes import loading, timed
+from everstep.process.step_times import loading, timed
 
 if TYPE_CHECKING:
     from everstep.data.jax_arrays import GlobalArrays

@@ -16,7 +16,7 @@ from everstep.data.sequence import Shards
 from everstep.data.sources import Collate, collated, length_of, samples_of
 from everstep.data.steps import Micro, Step, weights_of
 from everstep.errors import ConfigError
-from everstep.steptimes import loading
+from everstep.process.step_times import loading
 
 if TYPE_CHECKING:
     from everstep.data.stream import Stream

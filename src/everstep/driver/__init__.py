@@ -1,1 +1,1 @@
-"""The loop around the brain: events in, commands out; journal, display, result."""
+"""The loop around the controller: events in, commands out; journal, display, result."""

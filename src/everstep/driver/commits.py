@@ -14,14 +14,14 @@ import msgspec
 
 from everstep.config import CheckpointConfig
 from everstep.control import commands as c, events as e
-from everstep.control.events import CheckpointRef
-from everstep.control.failures import Failure, Kind
-from everstep.driver import records
-from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
-from everstep.driver.history import History, to_delete
-from everstep.driver.scores import Scores
+from everstep.driver.scores import Scores, no_longer_kept
 from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageError
+from everstep.failures import Failure, Kind
+from everstep.journal import records
+from everstep.journal.history import History
+from everstep.process.clock import Clock
+from everstep.saved.checkpoints import CheckpointRef
 from everstep.snapshots.layout import holds_state
 from everstep.storage import checkpoints
 from everstep.storage.asynchronous import AsyncStore
@@ -39,7 +39,7 @@ class Commits:
         deletions: Deletions,
         config: CheckpointConfig,
         write: Callable[[records.AnyRecord], None],
-        emit: Callable[[e.AnyEvent], None],
+        emit: Callable[[e.Event], None],
         say: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         clock: Clock,
@@ -71,20 +71,10 @@ class Commits:
             self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
         state = holds_state(file.path for file in manifest.files)
+        place = (command.epoch, ready.index, command.group, command.generation, command.order)
+        ref = CheckpointRef(ready.folder, *place, state)
         self._write(
-            records.Committed(
-                self._clock.now(),
-                ready.folder,
-                command.epoch,
-                ready.index,
-                metrics,
-                manifest.external,
-                command.group,
-                command.generation,
-                command.order,
-                state,
-                manifest.validation,
-            )
+            records.Committed.of(self._clock.now(), ref, metrics, manifest.external, manifest.validation)
         )
         kept = self._history.checkpoints[ready.folder]
         if not kept.is_pending:
@@ -122,7 +112,7 @@ class Commits:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def retain(self) -> None:
-        for folder in to_delete(self._history, self._config):
+        for folder in no_longer_kept(self._history, self._config):
             self._emit(e.CheckpointGone(at=self._clock.now(), folder=folder))
             self._give_up(folder)
 

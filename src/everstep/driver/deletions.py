@@ -1,4 +1,4 @@
-"""The one place where something of a run is removed. It asks the journal first.
+"""The one place where something of a run's checkpoints is removed. It asks the journal first.
 
 A folder is removed after the record that gives it up is durable, which a driver that has been replaced can't
 write. So a later owner knows of every folder that may be gone, or may yet go. What can't be removed now is
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from everstep.driver.history import History
-from everstep.driver.journal import Journal
+from everstep.journal.history import History
+from everstep.journal.journal import Journal
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import MANIFEST, read_manifest
 from everstep.storage.store import open_store

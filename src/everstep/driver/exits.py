@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-
 from everstep.backend.base import Backend
-from everstep.control.failures import Failure, Kind
+from everstep.errors import signal_name
+from everstep.failures import Failure, Kind
+from everstep.process.sizes import in_units
 from everstep.protocol import wire
 from everstep.topology.slices import HostId
 
 
-def failure_of(exited: wire.Exited, host: HostId, at: float, joined: bool, backend: Backend) -> Failure:
+def failure_of(exited: wire.Exited, host: HostId, at: float, backend: Backend) -> Failure:
     """What a process that nobody ended, and that had not returned, died of; when, by the driver's clock."""
     return Failure(
-        _kind_of(exited) if joined else Kind.START,
+        _kind_of(exited),
         at,
         _how_it_ended(exited),
         rank=exited.rank,
@@ -26,13 +26,6 @@ def failure_of(exited: wire.Exited, host: HostId, at: float, joined: bool, backe
     )
 
 
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name of their own
-        return f"signal {number}"
-
-
 def _kind_of(exited: wire.Exited) -> Kind:
     if exited.oom:
         return Kind.OOM
@@ -40,7 +33,7 @@ def _kind_of(exited: wire.Exited) -> Kind:
 
 
 def _how_it_ended(exited: wire.Exited) -> str:
-    memory = f"peak memory {exited.peak_rss / 2**30:.1f} GiB"
+    memory = f"peak memory {in_units(exited.peak_rss)}"
     if exited.oom:
         return f"out of memory (killed by the OOM killer; {memory})"
     if exited.signal:

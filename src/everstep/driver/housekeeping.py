@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Callable
 
 from everstep.control.controller import Controller
-from everstep.control.deadlines import Deadlines
-from everstep.driver import records
-from everstep.driver.clock import Clock
-from everstep.driver.history import History
-from everstep.driver.journal import Journal, JournalRemovedError
+from everstep.deadlines import Deadlines
 from everstep.driver.uncommitted import Uncommitted
 from everstep.errors import StorageError
+from everstep.journal import records
+from everstep.journal.history import History
+from everstep.journal.journal import Journal, JournalRemovedError
+from everstep.journal.lease import stop_request
+from everstep.process.clock import Clock
 from everstep.protocol import wire
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import MANIFEST
@@ -25,19 +26,15 @@ from everstep.topology.slices import HostId
 
 FLUSH_S = 0.2
 _LOOK_S = 2.0
-_COMPACT_S = 1.0
+_IDLE_S = 1.0
+"""Warnings are due by time, and some news make no event: so often it is looked without one."""
 _COMPACT_AGAIN_S = 60.0
-
-
-def stop_request(lease: int) -> str:
-    """The object that asks the owner of this lease to stop. Of a lease that is over, it means nothing."""
-    return f"requests/stop-{lease}"
 
 
 class Housekeeping:
     def __init__(
         self,
-        run: AsyncStore,
+        store: AsyncStore,
         journal: Journal,
         history: History,
         marker: str,
@@ -46,12 +43,18 @@ class Housekeeping:
     ) -> None:
         """``marker``: an object that every host must find in the run's storage."""
         self._marker = marker
-        self._run = run
+        self._store = store
         self._journal = journal
         self._history = history
         self._say = say
         self._clock = clock
         self._uncommitted = Uncommitted(say)
+        self._changed = asyncio.Event()
+        self._long = asyncio.Event()
+
+    def look(self) -> None:
+        """Something has happened, of which something may have to be written or acknowledged."""
+        self._changed.set()
 
     async def keep_flushing(
         self,
@@ -67,7 +70,7 @@ class Housekeeping:
         wrote = self._clock.now()
         failing = False
         while True:
-            await asyncio.sleep(FLUSH_S)
+            await self._wait_for_news()
             acknowledged = collect()
             if self._clock.now() - wrote >= ttl_s / 3:
                 self._journal.append(records.Renewed(self._clock.now()))
@@ -82,17 +85,30 @@ class Housekeeping:
                 if not failing:
                     self._say(f"the journal can't be written: {error}; it is tried again")
                 failing = True
+                self._changed.set()
                 continue
             failing = False
+            if self._journal.is_long:
+                self._long.set()
             for host, message in acknowledged:
                 send(host, message)
+
+    async def _wait_for_news(self) -> None:
+        """Until something has happened, and a moment longer: what comes next is written with it."""
+        idle = asyncio.get_running_loop().call_later(_IDLE_S, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            idle.cancel()
+        self._changed.clear()
+        await asyncio.sleep(FLUSH_S)
 
     async def _start_anew(self, gone: Callable[[str], None]) -> None:
         try:
             for folder in [*self._history.checkpoints]:
-                if not await self._run.exists(f"{folder}/{MANIFEST}"):
+                if not await self._store.exists(f"{folder}/{MANIFEST}"):
                     gone(folder)
-            await self._run.create(self._marker, b"")
+            await self._store.create(self._marker, b"")
             await self._journal.start_anew(self._history.as_records())
         except JournalRemovedError:
             pass  # and again: the next flush finds out
@@ -102,22 +118,22 @@ class Housekeeping:
     async def keep_short(self) -> None:
         """Put old objects of the journal together. A store that is slow at it is asked seldom."""
         while True:
-            await asyncio.sleep(_COMPACT_S)
-            if self._journal.is_long:
-                try:
-                    await self._journal.compact()
-                except JournalRemovedError:
-                    pass  # the next record notices, says so and starts anew
-                except StorageError as error:
-                    self._say(f"old records can't be put together: {error}; it is tried again later")
-                    await asyncio.sleep(_COMPACT_AGAIN_S)
+            await self._long.wait()
+            self._long.clear()
+            try:
+                await self._journal.compact()
+            except JournalRemovedError:
+                pass  # the next record notices, says so and starts anew
+            except StorageError as error:
+                self._say(f"old records can't be put together: {error}; it is tried again later")
+                await asyncio.sleep(_COMPACT_AGAIN_S)
 
     async def wait_for_stop_request(self, lease: int) -> None:
         """Until somebody at another terminal asks this driver to stop."""
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                if await self._run.exists(stop_request(lease)):
+                if await self._store.exists(stop_request(lease)):
                     return
             except StorageError:
                 continue  # it is said elsewhere that storage is away

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import assert_never
 
 from everstep.control import events as e
-from everstep.control.failures import Failure, Kind
-from everstep.driver.clock import Clock
-from everstep.driver.lighthouse import Lighthouse
-from everstep.driver.observer import Observer
-from everstep.driver.takeover import LeftBehind
+from everstep.driver.driven import DrivenRun
+from everstep.driver.echoes import EchoesHeld
+from everstep.driver.from_workers import FromWorkers
+from everstep.driver.take_over import TakeOver
 from everstep.driver.workers import Workers
+from everstep.failures import Failure
 from everstep.protocol import wire
-from everstep.topology.slices import HostId, HostView
+from everstep.topology.slices import HostId, HostView, SliceName
+from everstep.torchft.placement import LighthousePlacement
 
 
 class Incoming:
@@ -21,45 +21,43 @@ class Incoming:
 
     def __init__(
         self,
-        clock: Clock,
-        emit: Callable[[e.AnyEvent], None],
-        broken: Callable[[BaseException], None],
-        keep_tail: Callable[[str, bytes], None],
+        run: DrivenRun,
         workers: Workers,
-        observer: Observer,
-        lighthouse: Lighthouse | None,
+        from_workers: FromWorkers,
+        lighthouse: LighthousePlacement | None,
     ) -> None:
-        self._clock = clock
-        self._emit = emit
-        self._broken = broken
-        self._keep_tail = keep_tail
+        self._run = run
         self._workers = workers
-        self._observer = observer
+        self._from_workers = from_workers
         self._lighthouse = lighthouse
-        self.prepared: set[HostId] = set()
-        self.left: LeftBehind | None = None
+        self.slices: dict[HostId, SliceName] = {}
+        """Of each host that the engine lists."""
+        self.left: TakeOver | None = None
         """While an earlier driver's agents tell what they have."""
+        self._obeyed: set[HostId] = set()
+        """Hosts whose agents have said that they are this driver's."""
         self._said: set[str] = set()
-        """Why workers aren't forked: other hosts need not say the same again."""
+        """What need not be said again: why workers aren't forked, on which hosts there is no memory."""
+        self.echoes = EchoesHeld(run.observer)
 
     def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
-        self._emit(e.CapacityChanged(at=self._clock.now(), hosts=hosts))
+        self.slices = {host.id: host.slice for host in hosts}
+        self._run.emit(e.CapacityChanged(at=self._run.clock.now(), hosts=hosts))
 
     def on_reserved(self, reservation: int) -> None:
-        self._emit(e.Reserved(at=self._clock.now(), reservation=reservation))
+        self._run.emit(e.Reserved(at=self._run.clock.now(), reservation=reservation))
 
     def on_reservation_failed(self, reservation: int, reason: str) -> None:
-        self._emit(e.ReservationFailed(at=self._clock.now(), reservation=reservation, reason=reason))
+        self._run.emit(e.ReservationFailed(at=self._run.clock.now(), reservation=reservation, reason=reason))
 
     def on_lost(self, host: HostId, failure: Failure) -> None:
-        self.prepared.discard(host)
-        self._emit(e.HostLost(at=self._clock.now(), host=host, failure=failure))
+        self._run.emit(e.HostLost(at=self._run.clock.now(), host=host, failure=failure))
 
     def on_trouble(self, line: str) -> None:
-        self._observer.say(line)
+        self._run.observer.say(line)
 
     def on_broken(self, error: BaseException) -> None:
-        self._broken(error)
+        self._run.outcome.breaks(error)
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
         if self.left is not None:
@@ -67,25 +65,25 @@ class Incoming:
             return
         match message:
             case wire.FromWorker():
-                self._workers.heard(message)
+                self._from_workers.heard(message)
             case wire.Spawned():
-                self._workers.spawned(message)
+                self._from_workers.spawned(message)
             case wire.Exited():
-                tail = self._workers.exited(host, message)
-                if tail is not None:
-                    self._keep_tail(*tail)
+                self._from_workers.exited(host, message)
             case wire.Uploaded():
-                self._workers.uploaded(message)
+                self._from_workers.uploaded(message)
+            case wire.SlotCopied():
+                self._slot_copied(host, message)
             case wire.Quiet():
-                self._emit(
+                self._run.emit(
                     e.WorkersQuiet(
-                        at=self._clock.now(), host=host, epoch=message.epoch, vitals=tuple(message.vitals)
+                        at=self._run.clock.now(), host=host, epoch=message.epoch, vitals=tuple(message.vitals)
                     )
                 )
             case wire.Examined():
-                self._emit(
+                self._run.emit(
                     e.WorkersExamined(
-                        at=self._clock.now(),
+                        at=self._run.clock.now(),
                         host=host,
                         epoch=message.epoch,
                         look=message.look,
@@ -93,9 +91,9 @@ class Incoming:
                     )
                 )
             case wire.Gone():
-                self._emit(
+                self._run.emit(
                     e.WorkersGone(
-                        at=self._clock.now(),
+                        at=self._run.clock.now(),
                         host=host,
                         epoch=message.epoch,
                         generation=message.generation,
@@ -107,30 +105,60 @@ class Incoming:
             case wire.Unprepared():
                 self._host_unprepared(host, message)
             case wire.Output():
-                self._observer.output(message.rank, message.text)
+                self.echoes.output(message)
             case wire.Noticed():
                 self._workers.noticed(host, message.grace_s)
             case wire.LighthouseUp():
                 if self._lighthouse is not None:
                     self._lighthouse.up(host, message.address)
-            case wire.Status() | wire.Beat() | wire.Inventory() | wire.HandedOver():
+            case wire.Status():
+                self._check_lease(host, message.lease)
+            case wire.Beat() | wire.Inventory() | wire.HandedOver():
                 pass
             case _:
                 assert_never(message)
 
-    def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
-        if not message.forks and message.why_not and message.why_not not in self._said:
-            self._said.add(message.why_not)
-            self._observer.say(
-                f"{host}: {message.why_not}; workers start as fresh processes, which is slower"
+    def _check_lease(self, host: HostId, lease: int) -> None:
+        """An agent that was this driver's and obeys a later one says that the run was taken over."""
+        if lease == self._run.precedence:
+            self._obeyed.add(host)
+        elif lease > self._run.precedence and host in self._obeyed and not self._run.outcome.replaced:
+            self._run.outcome.replaced = True
+            self._run.spawn(self._run.find_new_owner())
+
+    def _slot_copied(self, host: HostId, message: wire.SlotCopied) -> None:
+        if message.refused:
+            self._say_once(
+                f"no copies of other hosts' snapshots on {host} ({message.reason}). Those of rank "
+                f"{message.rank} don't survive the loss of its host. Give {host} more memory, run fewer "
+                "workers on it, raise MemoryConfig.host_fraction, or set MemoryConfig(copies=0)",
+                host,
             )
-        self.prepared.add(host)
-        self._emit(e.HostPrepared(at=self._clock.now(), host=host))
+        self._workers.pace.cadence.sent(message.rank, message.seconds)
+        self._run.emit(
+            e.SnapshotCopied(
+                at=self._run.clock.now(),
+                host=host,
+                rank=message.rank,
+                snapshot=message.at,
+                failed=bool(message.reason),
+            )
+        )
+
+    def _say_once(self, line: str, about: str) -> None:
+        if about not in self._said:
+            self._said.add(about)
+            self._run.observer.say(line)
+
+    def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
+        if not message.forks and message.why_not:
+            self._say_once(
+                f"{host}: {message.why_not}; workers start as fresh processes, which is slower",
+                message.why_not,
+            )
+        self._run.emit(e.HostPrepared(at=self._run.clock.now(), host=host))
 
     def _host_unprepared(self, host: HostId, message: wire.Unprepared) -> None:
-        kind, now = message.kind, self._clock.now()
-        if kind is Kind.TEMPLATE and host not in self.prepared:
-            kind = Kind.START
-        self.prepared.discard(host)
-        failure = Failure(kind, now, message.message, host=host, traceback=message.traceback)
-        self._emit(e.HostUnprepared(at=now, host=host, failure=failure))
+        now = self._run.clock.now()
+        failure = Failure(message.kind, now, message.message, host=host, traceback=message.traceback)
+        self._run.emit(e.HostUnprepared(at=now, host=host, failure=failure))

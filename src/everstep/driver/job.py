@@ -7,20 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.backend.base import Backend, Member
-from everstep.backend.lighthouse import NeedsLighthouse
 from everstep.callbacks import UserCallback
 from everstep.config import RunConfig, ScalingConfig
-from everstep.control.commands import StartWorkers
+from everstep.config.failures import limits_of
+from everstep.control.commands import CopySnapshot, StartWorkers
 from everstep.control.controller import Settings
-from everstep.control.settings import OnHang
 from everstep.driver import payload
-from everstep.engine.base import Aside, Engine, EngineRequest
+from everstep.driver.output_files import OutputFiles
+from everstep.engine.base import Engine, EngineRequest, SideTask
+from everstep.health.hangs import OnHang
 from everstep.protocol import wire
 from everstep.protocol.script import Script
 from everstep.storage.store import Limits, Store
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
+from everstep.torchft.server import NeedsLighthouse
 from everstep.validation import ValidationConfig
+
+Specs = dict[HostId, list[wire.WorkerSpec]]
+"""What workers are told, by host."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Job:
     script: Script = field(default_factory=Script)
     validation: ValidationConfig | None = None
     """How checkpoints are validated beside training."""
+    output: OutputFiles = field(default_factory=OutputFiles)
+    """Streams of workers that have files of their own."""
 
     @property
     def wants_all_metrics(self) -> bool:
@@ -50,28 +57,28 @@ class Job:
         return any(type(cb).after_report is not UserCallback.after_report for cb in self.run.callbacks)
 
     def settings(self) -> Settings:
-        """As the brain needs it."""
-        failures = self.run.failure_config
+        """As the controller needs it."""
+        failures, memory = self.run.failure_config, self.run.checkpoint_config.memory
         size = self.scaling.replica_group_size
         return Settings(
             workers_min=self.scaling.min_workers,
             workers_max=self.scaling.max_workers,
             group_size=size,
             groups_min=self.scaling.min_workers // size if size and self.scaling.elasticity_enabled else 1,
-            max_failures=failures.max_failures,
-            controller_failure_limit=failures.controller_failure_limit,
-            max_preemption_failures=failures.max_preemption_failures,
-            max_replica_failures=failures.max_replica_failures,
+            **limits_of(failures),
             on_hang=OnHang(failures.on_hang),
             spread="SPREAD" in self.scaling.placement_strategy,
+            snapshot_copies=memory.copies if memory is not None else 0,
             resize_interval_s=self.scaling.elastic_resize_monitor_interval_s,
             deadlines=self.run.deadlines,
         )
 
-    def ask(self, lease: int) -> EngineRequest:
+    def ask(self, lease: int, journal: str) -> EngineRequest:
         """As an engine needs it."""
+        address = self.store.address()
         return EngineRequest(
-            self.store.address(),
+            # One run has one name, also if links lead to it.
+            os.path.realpath(address) if self.store.is_local else address,
             lease,
             dict(self.scaling.resources_per_worker or {}),
             int(self.scaling.num_gpus_per_worker),
@@ -79,6 +86,7 @@ class Job:
             self.run.deadlines,
             self.scaling.wanted,
             self.run.worker_runtime_env,
+            journal,
         )
 
     def preparation(self, lease: int, engine: Engine) -> wire.Prepare:
@@ -111,11 +119,20 @@ class Job:
             self.script,
         )
 
-    def aside(self, code: bytes, log: Path) -> Aside:
+    def copy_slot(self, command: CopySnapshot, lease: int, engine: Engine) -> wire.CopySlot:
+        """As an agent needs it that is to have a copy."""
+        memory = self.run.checkpoint_config.memory
+        assert memory is not None, "without snapshots there are no copies"
+        source = engine.source(command.source)
+        return wire.CopySlot(
+            lease, command.rank, command.snapshot, source, memory.copy_rate, memory.host_fraction
+        )
+
+    def side_task(self, code: bytes, log: Path) -> SideTask:
         """Work beside training, with what workers have."""
         given = self.run.worker_runtime_env
         options = self.validation.ray_remote_kwargs if self.validation is not None else {}
-        return Aside(
+        return SideTask(
             code,
             self.script,
             payload.template_environment(given),
@@ -124,9 +141,7 @@ class Job:
             options,
         )
 
-    def specs(
-        self, start: StartWorkers, engine: Engine, snapshot_every: int
-    ) -> dict[HostId, list[wire.WorkerSpec]]:
+    def specs(self, start: StartWorkers, engine: Engine, snapshot_every: int) -> Specs:
         """As workers need it, by host. ``snapshot_every``: reports from one snapshot to the next."""
         leaders: dict[int, str] = {}
         for a in start.assignments:
@@ -137,7 +152,8 @@ class Job:
         slice_leaders = tuple(leaders[s] for s in sorted(leaders))
         for a in start.assignments:
             member = _member(a, engine, self.scaling, slice_leaders)
-            spec = self._spec(a, generations[a.group_id], member, start, snapshot_every, a.rank in shown)
+            echo = a.rank in shown and self.output.shows(a.local_rank)
+            spec = self._spec(a, generations[a.group_id], member, start, snapshot_every, echo)
             by_host.setdefault(a.host, []).append(spec)
         return by_host
 
@@ -152,6 +168,7 @@ class Job:
     ) -> wire.WorkerSpec:
         limits, memory = self.run.deadlines, self.run.checkpoint_config.memory
         attempt = f"attempt-{start.epoch:04d}" + (f".{generation}" if generation else "")
+        stdout, stderr = self.output.of(a, start.epoch, generation)
         return wire.WorkerSpec(
             run_name=self.name,
             run_folder=self.store.address(),
@@ -175,9 +192,13 @@ class Job:
             storage_limits=Limits.of(limits),
             fingerprint=self.fingerprint,
             snapshot=start.snapshot,
+            snapshot_ranks=len(start.sources) or a.world_size,
+            kept=start.kept,
             snapshot_every=snapshot_every,
             memory_fraction=memory.host_fraction if memory is not None else 0.0,
             validates=self.validation is not None,
+            stdout=stdout,
+            stderr=stderr,
         )
 
 

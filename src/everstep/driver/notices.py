@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from everstep.driver.clock import Clock
 from everstep.driver.streams import WorkerStream
+from everstep.process.clock import Clock
 from everstep.protocol import words
 from everstep.topology.slices import HostId
 

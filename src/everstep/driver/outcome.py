@@ -21,7 +21,8 @@ class DriverOutcome:
         """What its thread ended with."""
         self.unrecorded: EverstepError | None = None
         """Why the end is not in the journal, if it isn't."""
-        self.stop_at_checkpoint = False
+        self.replaced = False
+        """Agents obey a later driver."""
         self.done = threading.Event()
         self.over = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -30,7 +31,7 @@ class DriverOutcome:
     def is_fenced(self) -> bool:
         """Also if it was found out only when the end was to be recorded."""
         ended = self.end is not None and self.end.outcome is c.Outcome.FENCED
-        return ended or isinstance(self.unrecorded, FencedError)
+        return ended or self.replaced or isinstance(self.unrecorded, FencedError)
 
     @property
     def is_finished(self) -> bool:
@@ -55,6 +56,14 @@ class DriverOutcome:
                 self._loop.call_soon_threadsafe(work)
             except RuntimeError:
                 pass  # it closed just now: the run has ended
+
+    def in_a_word(self) -> str:
+        """Nothing where it has not ended, and nothing says why not."""
+        if self.is_fenced:
+            return "taken over"
+        if self.crash is not None or self.broken is not None:
+            return c.Outcome.FAILED.value
+        return self.end.outcome.value if self.end is not None else ""
 
     def message(self) -> str:
         """What the run's last record says of it."""

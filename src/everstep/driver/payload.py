@@ -19,11 +19,12 @@ from typing import Any
 
 import cloudpickle
 
-from everstep.agent.late import LoadedByWorker
+from everstep.agent.loaded_by_worker import LoadedByWorker
+from everstep.agent.script import ScriptRun
 from everstep.backend.base import Backend, packages_of
+from everstep.driver.changes import SCALING
 from everstep.errors import ConfigError, FunctionLoadError
 from everstep.protocol import framing
-from everstep.script import ScriptRun
 
 # Importing these starts threads or talks to a cluster: not before a fork.
 _NOT_BEFORE_A_FORK = frozenset({"ray", "tensorflow", "everstep", "__future__"})
@@ -170,13 +171,13 @@ def _codes(code: CodeType) -> list[CodeType]:
     return out
 
 
-def imports_of(function: Any) -> list[str]:
+def imports_of(function: Any, seen: tuple[Any, ...] = ()) -> list[str]:
     """Modules that the function imports in its body: the template can do that once, for all workers.
 
     Functions that it has captured (a decorator's, a partial's) count as its own.
     """
     if isinstance(function, functools.partial):
-        return imports_of(function.func)
+        return imports_of(function.func, seen)
     if isinstance(function, ScriptRun):
         return function.imports()
     code = getattr(function, "__code__", None)
@@ -186,8 +187,9 @@ def imports_of(function: Any) -> list[str]:
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # not yet assigned
             captured = cell.cell_contents
-            if captured is not function and isinstance(captured, FunctionType | functools.partial):
-                names.update(dict.fromkeys(imports_of(captured)))
+            known = any(captured is one for one in (function, *seen))
+            if not known and isinstance(captured, FunctionType | functools.partial):
+                names.update(dict.fromkeys(imports_of(captured, (function, *seen))))
     for inner in _codes(code):
         for instruction in dis.get_instructions(inner):
             if instruction.opname == "IMPORT_NAME":
@@ -258,38 +260,52 @@ def fingerprint(function: Any, config: Mapping[str, Any] | None, scaling: object
     return digest.hexdigest()
 
 
+def code_digests(function: Any, scaling: object) -> dict[str, str]:
+    """Of each thing that ``fingerprint`` is made of, but for the config, by its name or its path."""
+    found = {"the training function": _code_text(function).encode(), SCALING: _canonical(scaling).encode()}
+    for path in _user_files():
+        with contextlib.suppress(OSError):
+            found[path] = Path(path).read_bytes()
+    return {name: hashlib.sha256(data).hexdigest()[:16] for name, data in found.items()}
+
+
 def config_digest(config: Mapping[str, Any] | None) -> str:
     return hashlib.sha256(_canonical(config).encode()).hexdigest()
 
 
-def _canonical(value: Any) -> str:
+def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
+    """``above``: what it is in, by identity. What contains itself is named by how far up it begins."""
+    if id(value) in above:
+        return f"^{len(above) - above.index(id(value))}"
+    inside = functools.partial(_canonical, above=(*above, id(value)))
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{k!r}:{_canonical(v)}" for k, v in sorted(value.items(), key=repr)) + "}"
+        return "{" + ",".join(f"{k!r}:{inside(v)}" for k, v in sorted(value.items(), key=repr)) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_canonical, value)) + "]"
+        return "[" + ",".join(map(inside, value)) + "]"
     if value is None or isinstance(value, str | bytes | int | float | bool):
         return repr(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _canonical({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        return inside({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     if isinstance(value, FunctionType):
-        return _code_text(value)
+        return _code_text(value, (*above, id(value)))
     # An object's address is in its repr, and says nothing.
     return _ADDRESS.sub("", f"{type(value).__module__}.{type(value).__qualname__}:{value!r}")
 
 
-def _code_text(function: Any) -> str:
+def _code_text(function: Any, above: tuple[int, ...] = ()) -> str:
+    inside = functools.partial(_canonical, above=above or (id(function),))
     if isinstance(function, functools.partial):
-        return _code_text(function.func) + _canonical(list(function.args)) + _canonical(function.keywords)
+        return _code_text(function.func, above) + inside(list(function.args)) + inside(function.keywords)
     code = getattr(function, "__code__", None)
     if code is None:
-        return _canonical(vars(function)) if hasattr(function, "__dict__") else repr(type(function))
+        return inside(vars(function)) if hasattr(function, "__dict__") else repr(type(function))
     parts = []
     for inner in _codes(code):
         constants = [c for c in inner.co_consts if not isinstance(c, CodeType)]
         parts.append(f"{inner.co_name}{inner.co_code.hex()}{inner.co_names}{constants!r}")
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _assigned(cell)]
     captured = [c for c in cells if c is not function]
-    return "|".join(parts) + _canonical(getattr(function, "__defaults__", None)) + _canonical(captured)
+    return "|".join(parts) + inside(getattr(function, "__defaults__", None)) + inside(captured)
 
 
 def _assigned(cell: Any) -> bool:

@@ -9,11 +9,13 @@ import msgspec
 
 from everstep.config import CheckpointConfig
 from everstep.control.controller import Controller
-from everstep.driver.clock import Clock
-from everstep.driver.history import History, KeptCheckpoint, to_delete
-from everstep.driver.uncommitted import EQUALLY_OFTEN, named
+from everstep.driver.scores import no_longer_kept
+from everstep.errors import EQUALLY_OFTEN
+from everstep.journal.history import History, KeptCheckpoint
+from everstep.process.clock import Clock
 from everstep.protocol import words
 from everstep.storage.store import Store
+from everstep.wording import named
 
 QUESTIONS = ("checkpoints", "validated", "newest")
 """What workers may ask. See ``CheckpointQuestions``."""
@@ -21,23 +23,23 @@ QUESTIONS = ("checkpoints", "validated", "newest")
 
 def all_kept(history: History, config: CheckpointConfig) -> list[KeptCheckpoint]:
     """Every checkpoint that there is: the best last, or the newest where nothing ranks them."""
-    going = to_delete(history, config)
+    going = no_longer_kept(history, config)
     ranked = history.ranked(config.checkpoint_score_attribute, config.checkpoint_score_order)
     return [kept for kept in ranked if kept.ref.folder not in going]
 
 
-def listing(kept: list[KeptCheckpoint], run: Store) -> bytes:
+def listing(kept: list[KeptCheckpoint], store: Store) -> bytes:
     """As an answer to a worker."""
     return msgspec.msgpack.encode(
         [
-            words.Listed(one.address(run), one.external is not None, one.metrics, one.status.value)
+            words.Listed(one.address(store), one.external is not None, one.metrics, one.status.value)
             for one in kept
         ]
     )
 
 
-def newest_of(history: History, run: Store) -> bytes:
-    return listing([history.newest] if history.newest is not None else [], run)
+def newest_of(history: History, store: Store) -> bytes:
+    return listing([history.newest] if history.newest is not None else [], store)
 
 
 @dataclass
@@ -68,14 +70,14 @@ class CheckpointQuestions:
         tell: Callable[[int, list[int], words.AnyToWorker], None],
         controller: Controller,
         history: History,
-        run: Store,
+        store: Store,
         config: CheckpointConfig,
         clock: Clock,
     ) -> None:
         self._tell = tell
         self._controller = controller
         self._history = history
-        self._run = run
+        self._store = store
         self._config = config
         self._clock = clock
         self._open: dict[tuple[int, int], _Question] = {}
@@ -105,19 +107,19 @@ class CheckpointQuestions:
     def warn(self, after_s: float, say: Callable[[str], None]) -> None:
         """Name the ranks that a question has waited for this long, once."""
         for (rank, _), question in self._open.items():
-            group = self._controller.run.group_of(rank)
+            group = self._controller.group_of(rank)
             if group is None or question.told or self._clock.now() - question.since <= after_s:
                 continue
             behind = group.book.behind(question.upto)
             if behind:
                 question.told = True
                 say(
-                    f"{_FUNCTIONS[question.what]}() at rank {rank} waits for {named(behind)} to make report "
-                    f"{question.upto}. {EQUALLY_OFTEN}"
+                    f"{_FUNCTIONS[question.what]}() at rank {rank} waits for {named('rank', behind)} to make "
+                    f"report {question.upto}. {EQUALLY_OFTEN}"
                 )
 
     def _is_due(self, rank: int, question: _Question) -> bool:
-        group, upto = self._controller.run.group_of(rank), question.upto
+        group, upto = self._controller.group_of(rank), question.upto
         if group is None or not group.book.has_all(upto):
             return False
         if any(k <= upto for k in self._controller.committing(group)):
@@ -128,5 +130,5 @@ class CheckpointQuestions:
 
     def _found(self, question: _Question) -> bytes:
         if question.what == "newest":
-            return newest_of(self._history, self._run)
-        return listing(all_kept(self._history, self._config), self._run)
+            return newest_of(self._history, self._store)
+        return listing(all_kept(self._history, self._config), self._store)

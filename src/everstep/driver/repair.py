@@ -11,24 +11,23 @@ from collections.abc import Callable
 
 import msgspec
 
-from everstep.control.events import CheckpointRef
-from everstep.driver import records
-from everstep.driver.clock import Clock
 from everstep.driver.deletions import Deletions
-from everstep.driver.history import History
 from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.journal import records
+from everstep.journal.history import History
+from everstep.process.clock import Clock
+from everstep.protocol.metrics import NO_METRICS
+from everstep.saved.checkpoints import CheckpointRef
 from everstep.snapshots.layout import holds_state
 from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
 
-_NO_METRICS = msgspec.msgpack.encode({})
-
 
 class Repair:
     def __init__(
         self,
-        run: AsyncStore,
+        store: AsyncStore,
         history: History,
         deletions: Deletions,
         write: Callable[[records.AnyRecord], None],
@@ -36,7 +35,7 @@ class Repair:
         clock: Clock,
     ) -> None:
         """``write`` puts a record into the journal, and into ``history``."""
-        self._run = run
+        self._store = store
         self._history = history
         self._deletions = deletions
         self._write = write
@@ -63,7 +62,7 @@ class Repair:
         """One that can't be removed holds nobody up."""
         try:
             if folder not in self._history.deleted:
-                if not await checkpoints.make_void(self._run, folder):
+                if not await checkpoints.make_void(self._store, folder):
                     return
                 self._write(records.Deleted(self._clock.now(), folder))
             await self._deletions.remove(folder)
@@ -76,16 +75,16 @@ class Repair:
         """Take in every checkpoint that exists and that the journal doesn't know. Returns all folders of
         checkpoints, whole or not. For every driver that takes a run, also with its workers.
         """
-        folders = await checkpoints.list_folders(self._run)
+        folders = await checkpoints.list_folders(self._store)
         history = self._history
         # No number of an attempt is used twice, also if the record of its start is lost.
-        history.last_epoch = max(history.last_epoch, await checkpoints.last_epoch(self._run, folders))
+        history.last_epoch = max(history.last_epoch, await checkpoints.last_epoch(self._store, folders))
         for folder in history.checkpoints.keys() - {*folders}:
             await self._forget_if_gone(folder)
         found: list[tuple[str, Manifest]] = []
         for folder in self._unknown(folders):
             try:
-                manifest = await checkpoints.read_manifest(self._run, folder)
+                manifest = await checkpoints.read_manifest(self._store, folder)
             except StorageError as error:
                 self._leave_alone(folder, error)
                 continue
@@ -99,7 +98,7 @@ class Repair:
         """Somebody removed it, or put an old journal back. It must not take the place of one that is there
         when retention counts.
         """
-        if not await self._run.exists(f"{folder}/{checkpoints.MANIFEST}"):
+        if not await self._store.exists(f"{folder}/{checkpoints.MANIFEST}"):
             self._say(f"checkpoint {folder} is gone, and nothing says why: it is left out")
             self._history.forget(folder)
 
@@ -116,7 +115,7 @@ class Repair:
         whole: list[tuple[str, list[checkpoints.PartRecord]]] = []
         for folder in self._unknown(folders):
             try:
-                parts = await checkpoints.whole_by_parts(self._run, folder)
+                parts = await checkpoints.whole_by_parts(self._store, folder)
             except checkpoints.NewerFormatError:
                 continue  # who understands it can finish it
             except StorageError as error:
@@ -141,7 +140,7 @@ class Repair:
         order = 1 + max((kept.ref.order for kept in self._history.checkpoints.values()), default=0)
         first = parts[0]
         ref = CheckpointRef(folder, first.epoch, first.index, first.group, first.generation, order)
-        return await checkpoints.commit(self._run, ref, [msgspec.json.encode(part) for part in parts])
+        return await checkpoints.commit(self._store, ref, [msgspec.json.encode(part) for part in parts])
 
     def _leave_alone(self, folder: str, error: StorageError) -> None:
         """Neither used nor removed. Raises what says nothing about this folder."""
@@ -157,7 +156,7 @@ class Repair:
         if isinstance(error, DamagedCheckpointError):
             return
         lasting = isinstance(error, StorageAccessError | checkpoints.NewerFormatError)
-        if lasting or not self._run.is_local:
+        if lasting or not self._store.is_local:
             raise error
         self._unread = error
 
@@ -168,20 +167,13 @@ class Repair:
     def _record(self, folder: str, manifest: Manifest) -> None:
         self._say(f"checkpoint {folder} is whole, and is one of the run's from now on")
         self._adopted.append(manifest)
+        state = holds_state(file.path for file in manifest.files)
+        ref = CheckpointRef(
+            folder, manifest.epoch, manifest.index, manifest.group, manifest.generation, manifest.order, state
+        )
+        metrics = msgspec.Raw(manifest.metrics) if manifest.metrics else NO_METRICS
         self._write(
-            records.Committed(
-                self._clock.now(),
-                folder,
-                manifest.epoch,
-                manifest.index,
-                msgspec.Raw(manifest.metrics or _NO_METRICS),
-                manifest.external,
-                manifest.group,
-                manifest.generation,
-                manifest.order,
-                holds_state(file.path for file in manifest.files),
-                manifest.validation,
-            )
+            records.Committed.of(self._clock.now(), ref, metrics, manifest.external, manifest.validation)
         )
 
     def _add_rows(self) -> None:
@@ -223,9 +215,9 @@ class Repair:
     async def _damage_of(self, folder: str) -> StorageError | None:
         """Why a checkpoint can't be restored; None if it can."""
         try:
-            manifest = await checkpoints.read_manifest(self._run, folder)
+            manifest = await checkpoints.read_manifest(self._store, folder)
             size = sum(file.size for file in manifest.files) if manifest is not None else 0
-            await self._run.call(lambda run: restore.verify(run.child(folder)), size)
+            await self._store.call(lambda store: restore.verify(store.child(folder)), size)
         except StorageError as error:
             self._judge(error)
             return error

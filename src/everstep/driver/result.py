@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from everstep.checkpoint import Checkpoint, address_of
-from everstep.driver.history import History, KeptCheckpoint, read_history
-from everstep.errors import ConfigError, NoRunError, RefusedAttributeError, RefusedError, TrainingFailedError
-from everstep.metrics import find_metric
+from everstep.errors import (
+    ConfigError,
+    NoCheckpointError,
+    NoRunError,
+    RefusedAttributeError,
+    RefusedError,
+    TrainingFailedError,
+)
+from everstep.journal.history import History, KeptCheckpoint, read_history
+from everstep.protocol.metrics import find_metric
 from everstep.storage.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -81,8 +88,8 @@ class Result:
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}, expected 'max' or 'min'.", "Pick one of these.", "mode")
         if not self.best_checkpoints:
-            raise RuntimeError(
-                "The run has no checkpoint. Make one with everstep.report(metrics, checkpoint=…)."
+            raise NoCheckpointError(
+                "The run has no checkpoint.", "Make one with everstep.report(metrics, checkpoint=…)."
             )
         scored = [
             (score, checkpoint)
@@ -94,7 +101,7 @@ class Result:
                 ", ".join(sorted({str(name) for _, metrics in self.best_checkpoints for name in metrics}))
                 or "none"
             )
-            raise RuntimeError(
+            raise NoCheckpointError(
                 f"No checkpoint was reported with a metric {metric!r}. Those reported: {known}."
             )
         sign = 1 if mode == "max" else -1
@@ -112,13 +119,13 @@ class Result:
         return load_result(address_of(path))
 
 
-def result_of(run: Store, history: History, options: Mapping[str, str] | None = None) -> Result:
+def result_of(store: Store, history: History, options: Mapping[str, str] | None = None) -> Result:
     """A run's result, from its history."""
     newest, opened = history.newest, history.opened
     ranked = history.ranked(opened.score, opened.score_order) if opened is not None else history.in_order()
 
     def checkpoint(kept: KeptCheckpoint) -> Checkpoint:
-        return Checkpoint(kept.address(run), storage_options=options)
+        return Checkpoint(kept.address(store), storage_options=options)
 
     rows: list[dict[str, Any]] = [msgspec.msgpack.decode(raw) for raw in history.metrics]
     ledger = history.ledger.until()
@@ -126,7 +133,7 @@ def result_of(run: Store, history: History, options: Mapping[str, str] | None = 
         metrics=_latest_metrics(history, rows),
         checkpoint=checkpoint(newest) if newest is not None else None,
         error=TrainingFailedError(history.message) if history.outcome == "failed" else None,
-        path=run.address(),
+        path=store.address(),
         best_checkpoints=[(checkpoint(kept), kept.metrics) for kept in ranked],
         metrics_history=rows,
         return_value=msgspec.msgpack.decode(history.value) if history.value else None,

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from everstep import __version__
@@ -26,26 +26,17 @@ from everstep.callbacks import TrainRunContext
 from everstep.config import RunConfig, ScalingConfig
 from everstep.control.commands import EndRun, Outcome
 from everstep.control.events import StopKind
-from everstep.datasets import is_rays
-from everstep.driver import payload, records
-from everstep.driver.callbacks import Callbacks
-from everstep.driver.clock import MachineClock
-from everstep.driver.display import PlainDisplay, make_display
-from everstep.driver.exposition import MetricsSource
-from everstep.driver.here import Opening, run_beside, run_here
-from everstep.driver.history import History, log_folder
+from everstep.driver import payload
+from everstep.driver.changes import changes
+from everstep.driver.in_process import Opening, run_in_process, run_launched_rank
 from everstep.driver.interrupts import quiet, run_thread
 from everstep.driver.job import Job
-from everstep.driver.lease import Lease, is_dead, take
 from everstep.driver.loop import Driver
-from everstep.driver.observer import Observer
-from everstep.driver.registry import Registry
+from everstep.driver.output_files import OutputFiles
 from everstep.driver.result import Result, result_of
-from everstep.driver.scraping import MetricsServer, metrics_server
-from everstep.driver.tracking import tracked
-from everstep.driver.verdict import error_for
+from everstep.driver.run_error import error_for
 from everstep.engine.base import Engine
-from everstep.engine.local.cluster import LocalCluster
+from everstep.engine.choice import make_engine
 from everstep.engine.local.engine import LocalEngine
 from everstep.engine.local.machine import visible_gpus
 from everstep.errors import (
@@ -55,12 +46,24 @@ from everstep.errors import (
     FencedError,
     ReturnValueError,
 )
+from everstep.journal import records
+from everstep.journal.history import History, log_folder
+from everstep.journal.lease import Lease, is_dead, take
+from everstep.observe.callbacks import Callbacks
+from everstep.observe.display import PlainDisplay, make_display
+from everstep.observe.metrics_server import MetricsServer, metrics_server
+from everstep.observe.observer import Display
+from everstep.observe.prometheus import MetricsSource
+from everstep.observe.registry import Registry
+from everstep.observe.tracking import tracked
+from everstep.process.clock import MachineClock
 from everstep.protocol.script import this_script
 from everstep.storage.asynchronous import AsyncStore, ImmediateStore, ThreadedStore
 from everstep.storage.folder import make_private
 from everstep.storage.shared import leave_marker
 from everstep.storage.store import Limits, Store, open_store, probe
 from everstep.validation import ValidationConfig
+from everstep.worker.datasets import is_rays
 
 logger = logging.getLogger("everstep")
 
@@ -80,6 +83,7 @@ class RunSpec:
     run: RunConfig
     engine: object
     validation: ValidationConfig | None = None
+    output: OutputFiles = field(default_factory=OutputFiles)
 
 
 class TrainingTerminated(SystemExit):
@@ -90,7 +94,7 @@ def run_training(spec: RunSpec) -> Result:
     """Run it, and give what came of it, or raise what ended it."""
     launched = _launched(spec) if spec.scaling.num_workers == 0 else None
     if launched is not None and launched.member.rank > 0:
-        return run_beside(spec, launched)
+        return run_launched_rank(spec, launched)
     with metrics_server(spec.run) as server:
         return _run(_prepared(spec, server), launched)
 
@@ -108,16 +112,17 @@ def _run(start: _Start, launched: LaunchedGroup | None) -> Result:
         display.close()
         if launched is not None:
             launched.share(Opening(start.name, 0, None, finished=True).encoded())
-        return _finished_already(spec, start.name, start.run, lease, start.config)
+        return _finished_already(spec, start.name, start.store, lease, start.config)
+    display.say(f"run {start.name} in {start.store.address()}")
     if lease.before is not None and lease.before.fingerprint != start.fingerprint:
         workers = (spec.scaling.min_workers, spec.scaling.max_workers)
-        changed = _changes(lease.before, start.config, workers)
+        changed = changes(lease.before, start.config, workers, start.code_digests)
         display.say(f"changed since this run was last started: {changed}")
     with tracked(lease.history, start.context(lease)):
         if start.here:
             world = launched.member.world_size if launched is not None else 1
             start.serve(lease, lambda: {"training": world}, display.say)
-            return run_here(spec, start.name, start.run, lease, display.say, launched)
+            return run_in_process(spec, start.name, start.store, lease, display.say, launched)
         return _drive(start, lease, display)
 
 
@@ -127,8 +132,9 @@ class _Start:
 
     spec: RunSpec
     name: str
-    run: Store
-    store: AsyncStore
+    store: Store
+    asynchronous: AsyncStore
+    """The same, for coroutines."""
     engine: Engine
     datasets: Mapping[str, Any]
     """What travels to the workers. Kept to the end: who divides a data set for them lives that long."""
@@ -136,6 +142,8 @@ class _Start:
     arguments: bytes
     config: str
     fingerprint: str
+    code_digests: Mapping[str, str]
+    """Of what it is made of, by name, but for the config."""
     clock: MachineClock
     server: MetricsServer | None
 
@@ -147,7 +155,7 @@ class _Start:
     async def take(self, say: Callable[[str], None]) -> Lease | History:
         """The run's lease; or its history, if it is over."""
         return await take(
-            self.store, self._opened, self.clock, say, is_gone=self._is_gone, is_over=self._is_over
+            self.asynchronous, self._opened, self.clock, say, is_gone=self._is_gone, is_over=self._is_over
         )
 
     def _opened(self, lease: int) -> records.Opened:
@@ -169,6 +177,7 @@ class _Start:
             spec.run.checkpoint_config.checkpoint_score_attribute,
             spec.run.checkpoint_config.checkpoint_score_order,
             metrics_url=self.server.url if self.server is not None else "",
+            code=dict(self.code_digests),
         )
 
     def serve(
@@ -198,7 +207,7 @@ class _Start:
             spec.train_loop_config,
             spec.backend,
             self.name,
-            self.run.address(),
+            self.store.address(),
         )
 
     def _is_over(self, history: History) -> bool:
@@ -209,11 +218,11 @@ class _Start:
 
     def job(self, lease: Lease) -> Job:
         spec = self.spec
-        logs = log_folder(self.run)
+        logs = log_folder(self.store)
         make_private(logs)
         return Job(
             self.name,
-            self.run,
+            self.store,
             logs,
             self.code,
             self.arguments,
@@ -225,9 +234,10 @@ class _Start:
             # reproducible.
             random.getrandbits(62),
             self.fingerprint,
-            leave_marker(self.run, lease.number),
+            leave_marker(self.store, lease.number),
             this_script(),
             spec.validation,
+            spec.output.of_run(self.name, lease.history.run_id, logs),
         )
 
 
@@ -235,11 +245,12 @@ def _prepared(spec: RunSpec, server: MetricsServer | None) -> _Start:
     """Check and pickle what is handed over, before anything is started or written."""
     name = spec.run.name or f"everstep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     here = spec.scaling.num_workers == 0
-    engine = LocalEngine() if here else _engine(spec.engine)
+    engine = LocalEngine() if here else make_engine(spec.engine)
     if engine.shares_machine:
         payload.check_framework(spec.backend)
+        spec.output.check()
     limits = Limits.of(spec.run.deadlines)
-    run = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
+    store = open_store(spec.run.storage_path, spec.run.storage_options, limits).child(name)
     code = payload.pickle_function(spec.train_fn, spec.backend)
     datasets = {key: _handed_over(key, dataset, engine) for key, dataset in spec.datasets.items()}
     arguments = payload.pickle_arguments(spec.train_loop_config, datasets)
@@ -248,33 +259,39 @@ def _prepared(spec: RunSpec, server: MetricsServer | None) -> _Start:
     if not here:
         payload.check_size(spec.train_fn, code, spec.train_loop_config, datasets, arguments)
         payload.check_working_folder(spec.run.worker_runtime_env)
-    probe(run)
+    probe(store)
     return _Start(
         spec,
         name,
-        run,
-        ImmediateStore(run) if here else ThreadedStore(run, limits),
+        store,
+        ImmediateStore(store) if here else ThreadedStore(store, limits),
         engine,
         datasets,
         code,
         arguments,
         payload.config_digest(spec.train_loop_config),
         payload.fingerprint(spec.train_fn, spec.train_loop_config, spec.scaling),
+        payload.code_digests(spec.train_fn, spec.scaling),
         MachineClock(),
         server,
     )
 
 
-def _drive(start: _Start, lease: Lease, display: Observer) -> Result:
+def _drive(start: _Start, lease: Lease, display: Display) -> Result:
     """With workers, to the end."""
-    spec, name, run = start.spec, start.name, start.run
+    spec, name, store = start.spec, start.name, start.store
+    display.resumed(lease.history.reports_by_attempt())
     observer = Callbacks(display, spec.run.callbacks, start.context(lease))
-    driver = Driver(start.job(lease), start.store, start.engine, lease, observer, Registry(), start.clock)
-    start.serve(lease, lambda: driver.census, observer.say)
+    driver = Driver(
+        start.job(lease), start.asynchronous, start.engine, lease, observer, Registry(), start.clock
+    )
+    start.serve(lease, lambda: driver.announcements.census, observer.say)
     thread = threading.Thread(target=driver.main, name="everstep-driver", daemon=True)
     try:
-        stopped = run_thread(thread, driver)
+        run_thread(thread, driver)
     finally:
+        if how := driver.outcome.in_a_word():
+            display.ended(how)
         observer.close()
     outcome = driver.outcome
     if outcome.crash is not None:
@@ -284,9 +301,16 @@ def _drive(start: _Start, lease: Lease, display: Observer) -> Result:
     assert outcome.end is not None, "a run that is over says how"
     if outcome.unrecorded is not None:
         _say_unrecorded(outcome.end, outcome.unrecorded)
-    _raise_for(outcome.end, driver, name, run, resumable=spec.run.name is not None, stopped=stopped)
+    _raise_for(
+        outcome.end,
+        driver,
+        name,
+        store,
+        resumable=spec.run.name is not None,
+        has_checkpoint=lease.history.newest is not None,
+    )
     returned = driver.workers.results
-    result = replace(result_of(run, lease.history, spec.run.storage_options), return_value=returned.value)
+    result = replace(result_of(store, lease.history, spec.run.storage_options), return_value=returned.value)
     if returned.problem:
         raise ReturnValueError(returned.problem, result)
     return result
@@ -312,7 +336,7 @@ def _launched(spec: RunSpec) -> LaunchedGroup | None:
 def _say_unrecorded(end: EndRun, error: EverstepError) -> None:
     """The run is over, and its journal doesn't say so."""
     if end.outcome is Outcome.FINISHED:
-        what = "training finished: every rank returned. Run again, it would go on from its newest checkpoint"
+        what = "training finished: every rank returned. Running it again resumes from its newest checkpoint"
     else:
         what = "the run has ended, and can be resumed"
     print(f"everstep: {what}. Its end could not be recorded: {error}", file=sys.stderr)
@@ -343,15 +367,7 @@ def _in_a_loop(work: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
         raise
 
 
-def _changes(before: records.Opened, config: str, workers: tuple[int, int]) -> str:
-    if before.config != config:
-        return "train_loop_config"
-    if (before.workers_min, before.workers_max) != workers:
-        return f"ScalingConfig.num_workers, which was {before.workers_min} to {before.workers_max}"
-    return "the training function, a module that it imports, or ScalingConfig"
-
-
-def _finished_already(spec: RunSpec, name: str, run: Store, history: History, config: str) -> Result:
+def _finished_already(spec: RunSpec, name: str, store: Store, history: History, config: str) -> Result:
     choice = "RunConfig(if_finished='return') gives its result, RunConfig(if_finished='continue') trains on"
     if spec.run.if_finished is None and history.config != config:
         raise ConfigError(
@@ -359,26 +375,9 @@ def _finished_already(spec: RunSpec, name: str, run: Store, history: History, co
             f"{choice}; or give this run another name",
             "RunConfig.name",
         )
-    logger.warning("run %s has finished already: this is its result. %s.", name, choice)
-    return result_of(run, history, spec.run.storage_options)
-
-
-def _engine(engine: object) -> Engine:
-    if isinstance(engine, LocalCluster):
-        return LocalEngine(engine)
-    if engine == "ray" or (engine == "auto" and _ray_is_near()):
-        try:
-            from everstep.engine.ray.engine import RayEngine
-        except ImportError as error:
-            raise ConfigError(
-                f"engine='ray' needs Ray, which can't be imported here ({error}).",
-                "pip install 'everstep[ray]', or use engine='local'.",
-                "Trainer.engine",
-            ) from error
-        return RayEngine()
-    if engine in ("auto", "local"):
-        return LocalEngine()
-    return engine  # type: ignore[return-value]
+    hint = "RunConfig(if_finished='continue') trains on, and another name starts a new run"
+    logger.warning("run %s has finished already: this is its result. %s.", name, hint)
+    return result_of(store, history, spec.run.storage_options)
 
 
 def _handed_over(name: str, dataset: Any, engine: Engine) -> Any:
@@ -396,23 +395,18 @@ def _handed_over(name: str, dataset: Any, engine: Engine) -> Any:
     return RayDataset(dataset)
 
 
-def _ray_is_near() -> bool:
-    """Whether the user has reason to think of a Ray cluster. Never imports Ray to find out."""
-    ray = sys.modules.get("ray")
-    return bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())
-
-
 def _raise_for(
-    end: EndRun, driver: Driver, name: str, run: Store, *, resumable: bool, stopped: StopKind | None
+    end: EndRun, driver: Driver, name: str, store: Store, *, resumable: bool, has_checkpoint: bool
 ) -> None:
     if end.outcome is Outcome.FINISHED:
         return
     if resumable:
-        resume = f"Run the same command again to resume {name} from its newest checkpoint."
+        where = "its newest checkpoint" if has_checkpoint else "the beginning: it has no checkpoint yet"
+        resume = f"Run the same command again to resume {name} from {where}."
     else:
         resume = (
-            f"Its name was made up ({name}), so it can't be resumed by running it again: next time give "
-            "RunConfig(name=…). Its checkpoints stay in " + run.address()
+            f"It has no RunConfig(name=…), so running it again doesn't resume it: give a name next time. Its "
+            f"checkpoints stay in {store.address()}"
         )
     if end.outcome is Outcome.STOPPED:
         if end.stop in (StopKind.TERMINATE, StopKind.USER):
@@ -425,4 +419,4 @@ def _raise_for(
     raise FencedError(end.message)
 
 
-__all__ = ["History", "RunSpec", "TrainingTerminated", "run_training"]
+__all__ = ["RunSpec", "TrainingTerminated", "run_training"]

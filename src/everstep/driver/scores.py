@@ -1,5 +1,5 @@
-"""Whether checkpoints are reported with the metric that ranks them: with a name that no metric has, retention
-keeps the newest instead of the best.
+"""Checkpoints and the metric that ranks them: which are kept no longer, and whether they have it at all. With
+a name that no metric has, retention keeps the newest instead of the best.
 """
 
 from __future__ import annotations
@@ -7,10 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from everstep.config import CheckpointConfig
-from everstep.driver.history import KeptCheckpoint
-from everstep.metrics import find_metric
+from everstep.journal.history import History, KeptCheckpoint
+from everstep.protocol.metrics import find_metric
+from everstep.saved import retention
 
 _SHOWN = 8
+
+
+def no_longer_kept(history: History, config: CheckpointConfig) -> list[str]:
+    """Folders of the checkpoints that retention removes now."""
+    return retention.to_remove(
+        history.scored(config.checkpoint_score_attribute),
+        history.let_go.values(),
+        num_to_keep=config.num_to_keep,
+        order=config.checkpoint_score_order,
+    )
 
 
 class Scores:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from everstep.agent.script import ScriptRun
 from everstep.backend.jax import JaxScriptBackend
 from everstep.backend.script import ScriptBackend
 from everstep.config import RunConfig, ScalingConfig
+from everstep.driver.output_files import OutputFiles
 from everstep.driver.run import RunSpec, run_training
-from everstep.script import ScriptRun
 
 
 def launch(
@@ -17,6 +18,7 @@ def launch(
     scaling: ScalingConfig,
     run: RunConfig,
     engine: object,
+    output: OutputFiles,
 ) -> None:
     """Run it on workers, until it has ended in all of them."""
     restarts = run.failure_config.max_failures
@@ -29,5 +31,6 @@ def launch(
             scaling=scaling,
             run=run,
             engine=engine,
+            output=output,
         )
     )

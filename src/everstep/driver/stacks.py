@@ -5,8 +5,9 @@ first.
 from __future__ import annotations
 
 from everstep.control.commands import KeepStacks
-from everstep.control.hangs import grouped
-from everstep.control.vitals import Finding
+from everstep.health.hangs import grouped
+from everstep.health.vitals import Finding
+from everstep.wording import named
 
 
 def stacks_page(found: KeepStacks) -> str:
@@ -22,9 +23,8 @@ def _is_blamed(group: list[Finding], culprits: tuple[int, ...]) -> bool:
 def _section(group: list[Finding], culprits: tuple[int, ...]) -> str:
     first = group[0]
     ranks = [one.vitals.rank for one in group]
-    title = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
     blame = " (the others wait for this)" if _is_blamed(group, culprits) else ""
-    lines = [f"=== {title}{blame}"]
+    lines = [f"=== {named('rank', ranks)}{blame}"]
     for one in group:
         vitals = one.vitals
         lines.append(

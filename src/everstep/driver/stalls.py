@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from everstep.driver import records
-from everstep.driver.ledger import RunLedger
-from everstep.driver.observer import Incarnation
+from everstep.identity import Incarnation
+from everstep.journal import records
+from everstep.journal.ledger import RunLedger
 
 _WORTH_S = 0.25
 """So much is recorded at once."""

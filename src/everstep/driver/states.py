@@ -1,4 +1,4 @@
-"""When the state that workers report is due: to be written to storage, and to be copied into memory."""
+"""When the state that workers report is due: to be written to storage, and to be taken into memory."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ class SnapshotCadence:
         """What a copy costs each rank."""
         self._whole: dict[int, float] = {}
         """How long one takes at each rank, if training goes on meanwhile."""
+        self._sent: dict[int, float] = {}
+        """How long it takes until another host has a copy."""
         self._pace: deque[tuple[float, int, bool]] = deque(maxlen=_REPORTS)
-        """(time, index, whether it was copied) of one rank's last reports."""
+        """(time, index, whether a snapshot was taken) of one rank's last reports."""
         self._is_told = True
 
     def restart(self) -> None:
@@ -91,11 +93,15 @@ class SnapshotCadence:
         if rank == 0:
             self._pace.append((now, index, copy_s > 0))
 
-    def copied(self, rank: int, copy_s: float, whole_s: float) -> None:
+    def taken(self, rank: int, copy_s: float, whole_s: float) -> None:
         """A snapshot is whole, which took so long, and of that training waited ``copy_s``."""
         if self.reports:
             _note(self._copies, rank, copy_s)
             _note(self._whole, rank, whole_s)
+
+    def sent(self, rank: int, seconds: float) -> None:
+        """Another host has a copy of a rank's snapshot, which took so long."""
+        _note(self._sent, rank, seconds)
 
     def refused(self, rank: int, reason: str) -> None:
         """A rank's host has no memory for it: what the others have is of no use to anybody."""
@@ -119,11 +125,12 @@ class SnapshotCadence:
         (began, first, before), (ended, last, _) = self._pace[0], self._pace[-1]
         copy_s = max(self._copies.values())
         # A report is heard of after its copy: what the first one cost was before that.
-        copies = sum(copied for _, _, copied in self._pace) - before
+        copies = sum(taken for _, _, taken in self._pace) - before
         step_s = max(1e-6, (ended - began - copies * copy_s) / max(1, last - first))
         if self._every_s == 0:
             return 1
-        fewest = max(1, math.ceil(_MARGIN * max(self._whole.values(), default=0.0) / step_s))
+        whole_s = max(self._whole.values(), default=0.0) + max(self._sent.values(), default=0.0)
+        fewest = max(1, math.ceil(_MARGIN * whole_s / step_s))
         if self._every_s is not None:
             return max(fewest, round(self._every_s / step_s))
         return max(fewest, math.ceil(copy_s * (1 / MAX_STALL - 1) / step_s))

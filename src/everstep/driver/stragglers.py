@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from everstep.control import commands as c
-from everstep.control.stragglers import Pace, Straggler, Stragglers
+from everstep.health.stragglers import Pace, Straggler, Stragglers
+from everstep.journal import records
+from everstep.journal.records import RECOVERED, RESTARTED
+from everstep.observe.display import in_short
 from everstep.topology.placement import Assignment
 
 LEAST_S = 3.0
 """Nobody is called slow for what it did in less time: a machine has its moments."""
 _LONE = -1
 """The peers of ranks that are a replica group of their own: all ranks of that kind."""
-RECOVERED, RESTARTED = "recovered", "restarted"
 
 
 class StragglerWatch:
@@ -20,7 +21,7 @@ class StragglerWatch:
     once, and once more when it is over.
     """
 
-    def __init__(self, tell: Callable[[c.StragglerSeen], None]) -> None:
+    def __init__(self, tell: Callable[[records.StragglerSeen], None]) -> None:
         self._tell = tell
         self._epoch = 0
         self._peers: dict[int, Stragglers] = {}
@@ -73,11 +74,7 @@ class StragglerWatch:
 
     def _say(self, one: Straggler, now: float, over: str = "") -> None:
         host = self._of[one.ranks[0]].host if one.ranks[0] in self._of else ""
-        self._tell(c.StragglerSeen(now, self._epoch, one.ranks, host, one.kind, one.slower, over))
-
-
-def in_short(slower: float, kind: str) -> str:
-    return f"{100 * slower:.0f} % slower than its peers: {kind}"
+        self._tell(records.StragglerSeen(now, self._epoch, one.ranks, host, one.kind, one.slower, over))
 
 
 def _key(of: Assignment) -> int:

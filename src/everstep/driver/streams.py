@@ -18,16 +18,20 @@ import msgspec
 from everstep.protocol import framing, words
 from everstep.topology.placement import Assignment
 
-Key = tuple[int, int, int]
-"""(epoch, generation, rank)."""
+_MOST_SETTLED = 64
+"""More than a rank may be ahead of others with checkpoints that are neither committed nor given up."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct):
     """All that a later driver needs to know of what was acknowledged."""
 
     joined: bool = False
     upto: int = 0
     turn: int = 0
+    taking: int = 0
+    """The report whose snapshot was being taken, or 0."""
+    settled: tuple[int, ...] = ()
+    """The last reports that brought something for a checkpoint. It is committed or given up since."""
 
 
 @dataclass
@@ -48,14 +52,16 @@ class WorkerStream:
     def __init__(self, assignment: Assignment, generation: int, offset: int = 0, state: bytes = b"") -> None:
         self.assignment = assignment
         self.generation = generation
-        summary = msgspec.msgpack.decode(state, type=Summary) if state else Summary()
-        self.joined = summary.joined
-        self.upto = summary.upto
-        self.turn = summary.turn
+        self._heard = msgspec.msgpack.decode(state, type=Summary) if state else Summary()
+        """But for what is settled, which is known of what was acknowledged only."""
+        self.settled = deque(self._heard.settled, maxlen=_MOST_SETTLED)
+        """The last reports whose checkpoint is committed or given up."""
         self.returned = False
         self.failed = False
         self.stopped = False
-        """Told to end."""
+        """Told to end, or its host counts as lost."""
+        self.behind = False
+        """What comes of it may still be what it has reported before this driver ran."""
         self.bound: set[int] = set()
         """Reports whose part only its process can bring, and has not brought yet."""
         self._frames = framing.Frames()
@@ -63,6 +69,24 @@ class WorkerStream:
         """Where the next frame begins."""
         self._acknowledged = offset
         self._open: deque[_Open] = deque()
+
+    @property
+    def joined(self) -> bool:
+        return self._heard.joined
+
+    @property
+    def upto(self) -> int:
+        """The last report."""
+        return self._heard.upto
+
+    @property
+    def turn(self) -> int:
+        return self._heard.turn
+
+    @property
+    def taking(self) -> int:
+        """The report whose snapshot is being taken, or 0."""
+        return self._heard.taking
 
     def feed(self, data: bytes) -> Iterator[words.AnyFromWorker]:
         """The words that are complete now. Each is accounted for before the next is given."""
@@ -72,17 +96,21 @@ class WorkerStream:
             self._offset += 4 + len(body)
             match word:
                 case words.Report():
-                    self.upto = word.index
+                    self._heard.upto = word.index
                     if word.bound:
                         self.bound.add(word.index)
+                    if word.taking:
+                        self._heard.taking = word.index
+                case words.SnapshotTaken() if word.index == self.taking:
+                    self._heard.taking = 0
                 case words.PartDone():
                     self.bound.discard(word.part.index)
                 case words.PartFailed():
                     self.bound.discard(word.index)
                 case words.Joined():
-                    self.joined = True
+                    self._heard.joined = True
                 case words.Ask() if word.turn:
-                    self.turn = word.turn
+                    self._heard.turn = word.turn
                 case _:
                     pass
             yield word
@@ -99,7 +127,7 @@ class WorkerStream:
                 pass
 
     def _summary(self) -> Summary:
-        return Summary(self.joined, self.upto, self.turn)
+        return msgspec.structs.replace(self._heard, settled=())
 
     def settle(self, committing: set[int], unanswered: set[int]) -> None:
         """Forget what need not be heard again: checkpoints that nobody waits for any more, questions that are
@@ -114,6 +142,8 @@ class WorkerStream:
             if waits:
                 break
             self._open.popleft()
+            if first.index:
+                self.settled.append(first.index)
 
     def acknowledgement(self) -> tuple[int, bytes] | None:
         """(offset, state) up to which everything is dealt with, if that has moved."""
@@ -124,4 +154,5 @@ class WorkerStream:
         if offset <= self._acknowledged:
             return None
         self._acknowledged = offset
+        summary = msgspec.structs.replace(summary, settled=tuple(self.settled))
         return offset, msgspec.msgpack.encode(summary)

@@ -13,11 +13,11 @@ import msgspec
 
 from everstep.checkpoint import Checkpoint, ReportedCheckpointStatus as Status
 from everstep.control.events import StopKind
-from everstep.driver.history import History, KeptCheckpoint
 from everstep.driver.job import Job
-from everstep.engine.base import Aside, AsideDiedError, AsideFailedError
-from everstep.metrics import NO_METRICS
+from everstep.engine.base import SideTask, SideTaskDiedError, SideTaskFailedError
+from everstep.journal.history import History, KeptCheckpoint
 from everstep.protocol import framing
+from everstep.protocol.metrics import NO_METRICS
 from everstep.storage.asynchronous import AsyncStore
 from everstep.validation import ValidationTask
 
@@ -29,23 +29,26 @@ class Validations:
     def __init__(
         self,
         job: Job,
-        run: AsyncStore,
+        store: AsyncStore,
         history: History,
-        run_aside: Callable[[Aside], Awaitable[bytes]],
+        run_side_task: Callable[[SideTask], Awaitable[bytes]],
         validated: Callable[[str, Status, msgspec.Raw], None],
         say: Callable[[str], None],
     ) -> None:
         """``validated`` records what a validation came to."""
         self._job = job
-        self._run = run
+        self._store = store
         self._history = history
-        self._run_aside = run_aside
+        self._run_side_task = run_side_task
         self._validated = validated
         self._say = say
         self._news = asyncio.Event()
         self._news.set()  # an earlier driver may have left some
         self._settled = asyncio.Event()
         self._stopped: StopKind | None = None
+        self._replaced = False
+        self.committing: set[str] = set()
+        """Folders of checkpoints that are being committed, and may have to be validated then."""
 
     def look(self) -> None:
         """There may be one that waits."""
@@ -60,14 +63,21 @@ class Validations:
                 self._settled.set()
 
     async def finish(self) -> StopKind | None:
-        """Until none waits. Who has stopped it, if some are left for the next start."""
-        while self._history.pending() and self._stopped is None:
+        """Until none waits. Who has stopped it, if some are left for the next start, or may be: who stops at
+        once doesn't wait for commits either.
+        """
+        while self._history.pending() and self._stopped is None and not self._replaced:
             self._settled.clear()
             await self._settled.wait()
-        return self._stopped if self._history.pending() else None
+        return self._stopped if self._history.pending() or self.committing else None
 
     def stop(self, kind: StopKind) -> None:
         self._stopped = kind
+        self._settled.set()
+
+    def replaced(self) -> None:
+        """Another driver has the run, and makes them."""
+        self._replaced = True
         self._settled.set()
 
     async def _validate(self, kept: KeptCheckpoint) -> None:
@@ -79,7 +89,7 @@ class Validations:
             )
             self._validated(folder, Status.COMMITTED, NO_METRICS)
             return
-        checkpoint = Checkpoint(kept.address(self._run), storage_options=self._job.run.storage_options)
+        checkpoint = Checkpoint(kept.address(self._store), storage_options=self._job.run.storage_options)
         task = config.task(kept.validation, checkpoint)
         status, metrics = await self._found(folder, task)
         if kept.is_pending and folder in self._history.checkpoints:
@@ -90,17 +100,17 @@ class Validations:
         for _ in range(_MOST_DEATHS):
             limit = asyncio.timeout(task.timeout_s)
             try:
-                work = self._job.aside(bytes(cloudpickle.dumps(task)), self._job.logs / "validation.log")
+                work = self._job.side_task(bytes(cloudpickle.dumps(task)), self._job.logs / "validation.log")
                 async with limit:
-                    return Status.VALIDATED, msgspec.Raw(await self._run_aside(work))
+                    return Status.VALIDATED, msgspec.Raw(await self._run_side_task(work))
             except TimeoutError:
                 if not limit.expired():
                     raise
                 self._say(f"the validation of {folder} took longer than {task.timeout_s:g} s, and was ended")
                 return Status.VALIDATION_TIMEOUT, NO_METRICS
-            except AsideDiedError as error:
+            except SideTaskDiedError as error:
                 reason = str(error)
-            except AsideFailedError as error:
+            except SideTaskFailedError as error:
                 reason = str(error)
                 break
         self._say(f"the validation of {folder} failed: {reason}")

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from everstep.control.deadlines import Deadlines
-from everstep.control.failures import Failure
+from everstep.deadlines import Deadlines
+from everstep.failures import Failure
 from everstep.protocol import wire
+from everstep.protocol.peer_words import PeerAddress
 from everstep.protocol.script import Script
 from everstep.topology.slices import HostId, HostView, SliceName
 from everstep.topology.wanted import Wanted
@@ -33,10 +34,17 @@ class EngineRequest:
     """What a worker needs of a cluster's hosts: resources with defaults, labels, and the shape of a slice."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """What the user wants of the workers' environment, for engines that can make one."""
+    journal: str = ""
+    """The id of the run's journal, which leases are numbered in. After it was removed, it is another one."""
+
+    @property
+    def holder(self) -> str:
+        """What agents are held by: a run, as long as its journal lasts."""
+        return f"{self.run}#{self.journal}"
 
 
 @dataclass(frozen=True)
-class Aside:
+class SideTask:
     """Work beside training, for a process of its own."""
 
     code: bytes
@@ -52,11 +60,11 @@ class Aside:
     """Of a Ray task, where it becomes one."""
 
 
-class AsideFailedError(Exception):
+class SideTaskFailedError(Exception):
     """It raised this."""
 
 
-class AsideDiedError(Exception):
+class SideTaskDiedError(Exception):
     """Its process ended before it was done."""
 
 
@@ -137,6 +145,10 @@ class Engine(Protocol):
         """Where other hosts reach this one."""
         ...
 
+    def source(self, host: HostId) -> PeerAddress:
+        """Where agents of other hosts can ask this one's for snapshots."""
+        ...
+
     def devices(self, host: HostId) -> tuple[str, ...]:
         """The accelerators of a host, as the framework's visibility variable names them."""
         ...
@@ -145,8 +157,8 @@ class Engine(Protocol):
         """When that was by the driver's monotonic clock, which a host stamped with its own."""
         ...
 
-    async def run_aside(self, work: Aside) -> bytes:
-        """Do work beside training. Raises ``AsideFailedError`` or ``AsideDiedError``; cancelled, it is
+    async def run_side_task(self, work: SideTask) -> bytes:
+        """Do work beside training. Raises ``SideTaskFailedError`` or ``SideTaskDiedError``; cancelled, it is
         ended.
         """
         ...
@@ -154,3 +166,8 @@ class Engine(Protocol):
     async def close(self, *, keep_hosts: bool) -> None:
         """Let go of everything. ``keep_hosts``: another driver has them now."""
         ...
+
+
+def not_taken_over(why: str) -> str:
+    """For the user, where workers that an earlier driver left can't go on."""
+    return f"workers of an earlier driver are ended, and the run goes on from its newest checkpoint: {why}"

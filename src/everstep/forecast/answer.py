@@ -1,4 +1,7 @@
-"""What a forecast comes to, and what to do about it."""
+"""The result of a forecast, and which changes would improve it.
+
+How a forecast is simulated is in ``forecast``, how a result is drawn in ``plot``.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +12,55 @@ from collections.abc import Callable
 
 import msgspec
 
-from everstep.control.ledger import Category
 from everstep.forecast.forecast import Forecast
 from everstep.forecast.question import ForecastQuestion, Policy
+from everstep.goodput import Category
 
 
 class ForecastAnswer(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     goodput: float
-    """The share of all host-seconds in which steps were made that count."""
+    """The share of all host-seconds that went into steps that were not done again."""
     shares: dict[str, float]
     host_hours: dict[str, float]
     restarts: dict[str, int]
-    """By rung of the ladder."""
+    """How many, by recovery step."""
     worker_failures: int
     host_failures: int
     steps_lost: float
     """Steps of the whole group that had to be done again."""
     recovery_s: float | None
-    """Median, from a fault to the first new step."""
+    """Median, from an interruption until every replica group trains again."""
     events: int
     pieces: list[dict[str, float]]
-    """The shares over time."""
+    """The shares over time, in pieces of equal length."""
 
 
 def ask(
     question: ForecastQuestion, policy: Policy, progress: Callable[[float], None] = lambda done: None
 ) -> ForecastAnswer:
     forecast = Forecast(question, policy, progress)
-    # Looking for circles among the objects of a large cluster takes a quarter of the time, and finds none.
-    swept = gc.isenabled()
+    # On a large cluster, garbage collection takes a quarter of the time and finds nothing.
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         forecast.run()
     finally:
-        if swept:
+        if was_enabled:
             gc.enable()
-    ledger = forecast.ledger
+    figures, ledger = forecast.figures, forecast.figures.ledger
     width = ledger.hosts * ledger.seconds / ledger.PIECES
     return ForecastAnswer(
         policy=policy.name,
         goodput=ledger.goodput,
         shares={category.value: ledger.share(category) for category in Category},
         host_hours={category.value: ledger.total[category] / 3600.0 for category in Category},
-        restarts={rung.value: count for rung, count in forecast.rungs.items()},
-        worker_failures=forecast.causes["worker"],
-        host_failures=forecast.causes["host"],
-        steps_lost=forecast.lost_s / question.step_s,
-        recovery_s=statistics.median(forecast.recoveries) if forecast.recoveries else None,
-        events=forecast.events,
+        restarts={rung.value: count for rung, count in figures.restarts.items()},
+        worker_failures=figures.worker_failures,
+        host_failures=figures.host_failures,
+        steps_lost=figures.lost_s / question.step_s,
+        recovery_s=statistics.median(figures.recoveries) if figures.recoveries else None,
+        events=figures.events,
         pieces=[
             {category.value: piece[category] / width for category in Category} for piece in ledger.pieces
         ],
@@ -67,13 +70,13 @@ def ask(
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     change: str
-    """The option that says it."""
+    """The command-line option for it."""
     gain: float
-    """Of goodput, simulated with this change alone."""
+    """In goodput, simulated with this change alone."""
 
 
 MOST_HOSTS = 256
-"""A larger cluster is advised by one of this size with as many failures, spares and repairs."""
+"""Advice for a larger cluster is simulated on one of this size, with as many failures, spares and repairs."""
 
 
 def advise(
@@ -82,7 +85,7 @@ def advise(
     answer: ForecastAnswer,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Advice]:
-    """Ask the same question with one thing changed, and tell what helps, the best first."""
+    """Ask the same question with one thing changed at a time. Returns what helps, the best first."""
     smaller = _smaller(question)
     before = answer.goodput if smaller is question else ask(smaller, policy).goodput
     found = []
@@ -108,7 +111,7 @@ def _smaller(question: ForecastQuestion) -> ForecastQuestion:
 
 
 def best_interval_s(question: ForecastQuestion, answer: ForecastAnswer) -> float | None:
-    """Young's rule: the root of twice a checkpoint's cost times the time between interruptions."""
+    """Young's rule: the square root of twice a checkpoint's cost times the time between interruptions."""
     interruptions = sum(n for rung, n in answer.restarts.items() if rung != "first start")
     if not interruptions or question.checkpoint_cost_s <= 0:
         return None
@@ -125,8 +128,8 @@ def _neighbours(
     if interval is not None:
         every = float(f"{interval:.2g}")
         changed = change(question, checkpoint_every_s=every)
-        told = f"a checkpoint every {every:g} s (Young's rule)"
-        found.append((told, f"--checkpoint-every-s {every:g}", changed))
+        what = f"a checkpoint every {every:g} s (Young's rule)"
+        found.append((what, f"--checkpoint-every-s {every:g}", changed))
     if question.trace is None:
         for spares in sorted({question.spares + 1, question.spares + 4, 2 * question.spares} - {0}):
             if spares > question.spares:

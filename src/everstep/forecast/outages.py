@@ -1,4 +1,8 @@
-"""What happens to the cluster: drawn from a mean time between failures, or read from a trace."""
+"""The cluster at the start, and what happens to it: drawn from a mean time between failures, or read from a
+trace.
+
+What an outage means for the job is in ``hosts``.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,61 @@ import heapq
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from everstep.forecast.question import ForecastQuestion
-from everstep.topology.slices import HostId
+from everstep.topology.slices import HostId, HostView
 
 TRACES = Path(__file__).parent / "traces"
+
+OutageKind = Literal["crash", "lost", "back", "notice"]
+"""``crash`` of a worker, ``lost`` or ``back`` of a host, ``notice`` that it will be lost."""
 
 
 class Outage(msgspec.Struct, frozen=True, order=True):
     at: float
-    kind: str
-    """``crash`` of a worker, ``lost`` or ``back`` of a host, ``notice`` that it will be lost."""
-    host: HostId = ""
+    kind: OutageKind
+    host: HostId
     deadline: float = 0.0
+    """Of a notice: when the host will be lost."""
 
 
 class TraceError(ValueError):
     """A trace that can't be read: what was seen, and where."""
 
 
+def cluster(question: ForecastQuestion) -> tuple[list[HostView], Iterator[Outage]]:
+    """The hosts at the start, and what happens to them, in order of time."""
+    if question.trace is not None:
+        return _traced(load_trace(question.trace), question)
+    size = question.hosts_per_slice
+    hosts = [
+        HostView(f"slice-{number}/{index}", f"slice-{number}", index, 1, size)
+        for number in range(question.slices + question.spares)
+        for index in range(size)
+    ]
+    if question.mtbf_h is None:
+        return hosts, iter(())
+    return hosts, drawn(question, [host.id for host in hosts])
+
+
+def _traced(trace: list[Outage], question: ForecastQuestion) -> tuple[list[HostView], Iterator[Outage]]:
+    assert question.hosts_per_slice == 1, "a trace tells of single hosts"
+    at_start = [o for o in trace if (o.kind, o.at) == ("back", 0.0)]
+    later = [o for o in trace if (o.kind, o.at) != ("back", 0.0)]
+    return [lone_host(o.host) for o in at_start], iter(with_notices(later, question.notice_s))
+
+
+def lone_host(host: HostId) -> HostView:
+    return HostView(host, slice=host, index=0, slots=1)
+
+
 def read_trace(lines: Iterable[str], name: str) -> list[Outage]:
     """Lines ``milliseconds,add|remove,node``, in order of time."""
     found: list[Outage] = []
-    kinds = {"add": "back", "remove": "lost"}
+    kinds: dict[str, OutageKind] = {"add": "back", "remove": "lost"}
     for number, row in enumerate(csv.reader(lines), 1):
         if not row:
             continue
@@ -50,6 +84,7 @@ def read_trace(lines: Iterable[str], name: str) -> list[Outage]:
 
 
 def load_trace(path: str) -> list[Outage]:
+    """A file, or by its name a trace that is shipped."""
     known = TRACES / f"{path}.csv"
     file = known if known.is_file() else Path(path)
     with file.open(newline="") as lines:
@@ -57,7 +92,7 @@ def load_trace(path: str) -> list[Outage]:
 
 
 def with_notices(outages: Iterable[Outage], notice_s: float) -> list[Outage]:
-    """Each loss is told so long before, as far as the host is there by then."""
+    """With a notice so long before each loss, or when the host came if that is later."""
     found = list(outages)
     came = {o.host: o.at for o in found if o.kind == "back"}
     if notice_s > 0:

@@ -1,12 +1,12 @@
-"""A ledger over the whole of a forecast, which also knows the parts of it, for a picture."""
+"""The ledger of a forecast: where the time went, in all and over time."""
 
 from __future__ import annotations
 
-from everstep.control.ledger import Category, Ledger
+from everstep.goodput import Category, Ledger
 
 
 class PiecewiseLedger(Ledger):
-    """Host-seconds by category; and the same by piece of the run."""
+    """Host-seconds by category, of the whole run and of each piece of it. The pieces are equally long."""
 
     PIECES = 400
 
@@ -17,11 +17,11 @@ class PiecewiseLedger(Ledger):
         self.pieces = [dict.fromkeys(Category, 0.0) for _ in range(self.PIECES)]
 
     def charge(self, category: Category, workers: float, since: float, until: float) -> None:
-        """What is after the end isn't counted."""
+        """Time after the end of the run isn't counted."""
         self.charge_mixed({category: 1.0}, workers, since, until)
 
     def charge_mixed(self, shares: dict[Category, float], workers: float, since: float, until: float) -> None:
-        """The same of time in which these took turns, evenly."""
+        """The same for time that these categories share evenly."""
         until = min(until, self.seconds)
         if until <= since or not workers:
             return

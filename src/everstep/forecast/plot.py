@@ -1,13 +1,16 @@
-"""A forecast as a picture: where the time went, over time and in all, for each policy."""
+"""A forecast as a picture: where the time went, over time and in all, for each policy.
+
+Only drawing: every figure comes from ``answer``.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from everstep.control.ledger import Category
 from everstep.forecast.answer import ForecastAnswer
 from everstep.forecast.question import ForecastQuestion
+from everstep.goodput import Category
 
 _COLOURS = {
     Category.STEP: "#2a9d5c",
@@ -25,13 +28,11 @@ _NAMES = {
     Category.DETECT: "failure not noticed yet",
     Category.RESTART: "restarting",
     Category.RESTORE: "restoring",
-    Category.WAITING: "no host there",
+    Category.WAITING: "no host available",
 }
-
-
 _HOW = {
-    "everstep": "told of a loss, it saves and moves; otherwise it restarts warm, in place or on what is left",
-    "full-restart": "learns of a loss by the loss, and starts all workers afresh from the last checkpoint",
+    "everstep": "given notice, saves and moves; otherwise restarts warm, in place or on the remaining hosts",
+    "full-restart": "ignores preemption notices; restarts all workers from the last checkpoint",
 }
 
 
@@ -40,7 +41,7 @@ class PlotUnavailable(RuntimeError):
 
 
 def plot(question: ForecastQuestion, answers: list[ForecastAnswer], path: Path, title: str) -> None:
-    """One row a policy: time on the left, the sum of it on the right."""
+    """One row for each policy: over time on the left, in all on the right."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -67,7 +68,7 @@ def _over_time(axes: Any, question: ForecastQuestion, answer: ForecastAnswer) ->
     hosts = question.hosts
     at = [length * i / len(pieces) for i in range(len(pieces) + 1)]
     stacked = [[hosts * piece[c.value] for piece in pieces] for c in _COLOURS]
-    # Each piece as wide as it is: the last value is repeated for the right edge.
+    # Steps need one more value than there are pieces, for the right edge.
     axes.stackplot(
         at,
         *[[*row, row[-1]] for row in stacked],

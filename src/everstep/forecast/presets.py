@@ -1,4 +1,4 @@
-"""Questions with known figures, and where those are from."""
+"""Questions about published clusters, and where their figures are from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PRESETS = {
             trace="bamboo-ec2-p3",
         ),
         "up to 32 spot instances (EC2 p3) that come and go 344 times in 11.4 hours",
-        "Bamboo (NSDI 2023), its EC2 p3 trace, MIT licence, shipped with Everstep; EC2 tells 120 s before; "
+        "Bamboo (NSDI 2023), its EC2 p3 trace, MIT licence, shipped with Everstep; EC2 gives 120 s notice; "
         "step and checkpoint times are assumptions",
     ),
 }

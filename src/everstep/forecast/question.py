@@ -1,4 +1,7 @@
-"""What is asked: a cluster, a job, what a recovery costs, and how the run recovers."""
+"""What a forecast is about: a cluster, a job, how it recovers, and how long each phase of that takes.
+
+Questions with published figures are in ``presets``; where outages come from is in ``outages``.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ import msgspec
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):
-    """What the steps of a recovery take, in seconds."""
+    """How long each phase of a recovery takes, in seconds."""
 
     detect_s: float
-    """From a worker's death until it is known."""
+    """From a worker's death until it is noticed."""
     detect_host_s: float
-    """The same of a host that vanishes."""
+    """The same for a host that vanishes."""
     stop_s: float
     prepare_s: float
-    """A host that wasn't in use: agent, imports."""
+    """On a host that wasn't in use: starting the agent, importing."""
     start_s: float
-    """From the order to start workers until all have met and are ready, on prepared hosts."""
+    """From the command to start workers until all are ready, on prepared hosts."""
     restore_s: float
     """From ready to the first new step: loading the checkpoint."""
 
@@ -24,30 +27,30 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 MEASURED = Phases(
     detect_s=0.0004, detect_host_s=1.5, stop_s=0.022, prepare_s=2.2, start_s=0.07, restore_s=0.062
 )
-"""Everstep's, by `make bench`: 4 torch workers on one machine. A host's silence is noticed by heartbeats."""
+"""Everstep's, by `make bench`: 4 torch workers on one machine. Heartbeats show that a host is lost."""
 
 MEASURED_FULL_RESTART = Phases(
     detect_s=1.0, detect_host_s=1.5, stop_s=0.1, prepare_s=0.0, start_s=11.3, restore_s=0.062
 )
-"""Ray Train's 12.4 s from a kill to the first step, by the same benchmark; its controller looks every 2 s.
-Workers are fresh processes everywhere, on old hosts and new.
+"""Ray Train's 12.4 s from a kill to the first step, by the same benchmark; its controller polls every 2 s.
+Workers are fresh processes on every host, so that preparing one takes no time of its own.
 """
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     phases: Phases
-    hears_notices: bool = True
-    """A preemption notice leads to a checkpoint and a move; otherwise hosts just vanish."""
+    heeds_notices: bool = True
+    """Whether a preemption notice leads to a checkpoint and a move; otherwise it is ignored."""
     checkpoints_on_demand: bool = True
-    """The workers are asked for a checkpoint before a resize; otherwise it waits for the next one."""
+    """Whether workers make a checkpoint when asked before a move; otherwise that waits for the next one."""
 
 
 EVERSTEP = Policy(name="everstep", phases=MEASURED)
 FULL_RESTART = Policy(
     name="full-restart",
     phases=MEASURED_FULL_RESTART,
-    hears_notices=False,
+    heeds_notices=False,
     checkpoints_on_demand=False,
 )
 POLICIES = {policy.name: policy for policy in (EVERSTEP, FULL_RESTART)}
@@ -55,12 +58,12 @@ POLICIES = {policy.name: policy for policy in (EVERSTEP, FULL_RESTART)}
 
 class ForecastQuestion(msgspec.Struct, frozen=True, kw_only=True):
     slices: int
-    """How many the job wants; it is a host's share of this target that is accounted for."""
+    """How many the job wants. Each host of these is accounted for, also while it is missing."""
     hosts_per_slice: int = 1
     spares: int = 0
-    """Slices more than that."""
+    """How many there are beyond those."""
     min_slices: int | None = None
-    """With how few the job trains; None: only with all of them."""
+    """The fewest that the job trains with; None: all of them."""
     replica_groups: bool = False
     """Each slice holds a copy of the model, and is replaced while the others train on."""
     days: float = 30.0
@@ -68,16 +71,17 @@ class ForecastQuestion(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float = 600.0
     """Of training, between the end of one checkpoint and the start of the next."""
     checkpoint_cost_s: float = 5.0
-    """How long training stands still for one."""
+    """Seconds that training pauses per checkpoint."""
     mtbf_h: float | None = 5000.0
-    """Mean time between failures of one host; None: only what the trace tells."""
+    """Mean time between failures of one host; None: no failures. Not used with a trace."""
     host_share: float = 0.78
-    """Of the failures, how many cost the host; the others kill a worker."""
+    """The share of failures that cost the host; the others kill a worker."""
     repair_h: float = 4.0
-    """Until a lost host is back."""
+    """Hours until a lost host is back."""
     notice_s: float = 0.0
-    """How long before a host of the trace is taken away it is told; 0: not at all."""
+    """Seconds of warning before a host of the trace leaves; 0: none."""
     trace: str | None = None
+    """A file, or the name of a trace that is shipped."""
     seed: int = 0
 
     @property

@@ -1,17 +1,24 @@
-"""A worker group that trains, in closed form: how much of a stretch of time were steps, and what was kept."""
+"""Training between two interruptions, in closed form: how much of the time were steps, and what was saved.
+
+Nothing is simulated here: a stretch of weeks costs as little as one of seconds.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from everstep.control.ledger import Category
 from everstep.forecast.pieces import PiecewiseLedger
+from everstep.goodput import Category
 
 
 class Cadence(msgspec.Struct, frozen=True):
+    """How long a step takes, and how often a checkpoint is made."""
+
     step_s: float
     every_s: float
+    """Of training between two checkpoints."""
     cost_s: float
+    """How long training pauses for one."""
 
     @property
     def cycle_s(self) -> float:
@@ -26,52 +33,53 @@ class Stretch:
         self.began = began
         self.hosts = hosts
         self.kept = began
-        """Until when what was learnt is in a committed checkpoint."""
+        """The time of the newest committed checkpoint: what was learnt until then is safe."""
         self.saved = 0
         """Checkpoints so far."""
-        self.untold = False
-        """The driver hasn't heard of the newest."""
+        self.unreported = False
+        """The controller doesn't know of the newest."""
 
     def next_checkpoint(self) -> float:
         """When the next one is committed, if nothing comes between."""
         return self.kept + self.cadence.cycle_s
 
-    def catch_up(self, now: float, ledger: PiecewiseLedger) -> int:
-        """Account for the checkpoints that were committed until now. Returns how many."""
+    def catch_up(self, now: float, ledger: PiecewiseLedger) -> None:
+        """Account for the checkpoints that were committed until now."""
         if not self.cadence.cycle_s > 0:
-            return 0
+            return
         cycles = int((now - self.kept + 1e-9) / self.cadence.cycle_s)
         if cycles <= 0:
-            return 0
+            return
         end = self.kept + cycles * self.cadence.cycle_s
         # One charge for all of them: the share of stalls is the same all over the stretch.
         self._charge_mixed(ledger, self.kept, end, self.cadence.cost_s / self.cadence.cycle_s)
         self.kept = end
         self.saved += cycles
-        self.untold = True
-        return cycles
+        self.unreported = True
 
     def save_now(self, now: float, ledger: PiecewiseLedger) -> float:
-        """A checkpoint out of turn, after the step at hand: until when it takes."""
+        """Make a checkpoint out of turn, after the present step. Returns when it is committed."""
         self.catch_up(now, ledger)
         stepped = min(now + self.cadence.step_s, self.kept + self.cadence.every_s)
         return max(now, stepped) + self.cadence.cost_s
 
-    def hurry(self, cadence: Cadence, now: float, ledger: PiecewiseLedger) -> None:
+    def change_cadence(self, cadence: Cadence, now: float, ledger: PiecewiseLedger) -> None:
         """Checkpoints come at another pace from now on."""
         self.catch_up(now, ledger)
         self.cadence = cadence
 
     def saved_until(self, now: float, ledger: PiecewiseLedger) -> None:
-        """That checkpoint is committed."""
+        """The checkpoint that was made out of turn is committed now."""
         ledger.charge(Category.STEP, self.hosts, self.kept, now - self.cadence.cost_s)
         ledger.charge(Category.CHECKPOINT, self.hosts, max(self.kept, now - self.cadence.cost_s), now)
         self.kept = now
         self.saved += 1
-        self.untold = True
+        self.unreported = True
 
     def cut_off(self, now: float, ledger: PiecewiseLedger, kept: bool) -> float:
-        """It ends here. Returns the seconds of steps that no checkpoint holds, unless a peer keeps them."""
+        """It ends here. Returns the seconds of steps that are lost: those since the last checkpoint, or none
+        if they are ``kept``.
+        """
         self.catch_up(now, ledger)
         stepped = min(now, self.kept + self.cadence.every_s)
         ledger.charge(Category.STEP if kept else Category.REDO, self.hosts, self.kept, stepped)

@@ -17,8 +17,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 import everstep
-from everstep.cadence import SaveCadence
-from everstep.datasets import is_rays
+from everstep.worker.datasets import is_rays
+from everstep.worker.save_cadence import SaveCadence
 
 CHECKPOINT_NAME = "checkpoint"
 """Transformers' own folder in a checkpoint of the run."""
@@ -53,18 +53,40 @@ class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class SaveEvery(TrainerCallback):  # type: ignore[misc]
-    """Lets the ``Trainer`` save every so many steps or seconds, and whenever Everstep would like it to:
-    before a machine is taken away, a resize, a stop.
+    """Lets the ``Trainer`` save every so many steps or seconds, at the end of training, and whenever Everstep
+    would like it to: before a machine is taken away, a resize, a stop.
     """
 
     def __init__(self, *, every_steps: int | None = None, every_s: float | None = None) -> None:
         self._cadence = SaveCadence(every_steps, every_s)
+        self._saved: int | None = None
+        """The step of the last save."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         due = self._cadence.is_due(state.global_step)
         if everstep.should_checkpoint() or due:
+            control.should_save = True
+        return self._save_the_last(state, control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self._save_the_last(state, control)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self._save_the_last(state, control)  # an evaluation may end training early
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._saved = state.global_step
+
+    def _save_the_last(self, state: TrainerState, control: TrainerControl) -> TrainerControl:
+        if control.should_training_stop and self._saved != state.global_step:
             control.should_save = True
         return control
 
@@ -74,7 +96,7 @@ def train(trainer: Trainer, *, every_steps: int | None = None, every_s: float | 
 
     Model, optimizer, scheduler and the states of random generators come back; batches that were trained on
     are passed over (as long as ``TrainingArguments.ignore_data_skip`` isn't set, and with as many workers as
-    before).
+    before). A checkpoint is saved at the end of training, too.
 
     Args:
         trainer: Yours, with ``save_strategy="no"`` if it shall save at no other time.

@@ -14,9 +14,8 @@ import numpy as np
 
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
-from everstep.here import current
 from everstep.jax.copying import ArrayCopier, ArrayPlace
-from everstep.parts import Parts, is_stateful
+from everstep.process.current import current
 from everstep.snapshots.content import BLOCK, Source
 from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (
@@ -30,6 +29,7 @@ from everstep.snapshots.layout import (
 )
 from everstep.snapshots.segments import Segment
 from everstep.snapshots.tree import Flattened, rebuild
+from everstep.worker.state_parts import Parts, is_stateful
 
 _TYPES = {
     "float64": "F64",
@@ -90,7 +90,7 @@ class State(Parts):
 
         Every rank calls it, once its parts are built and before the first step.
         """
-        return current("State.restore").restore(self)
+        return current("State.restore").restoring.restore(self)
 
     def capture(self) -> CapturedArrays:
         """The state as it is now, for a session."""

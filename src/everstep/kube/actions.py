@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from everstep.kube import gangs, pods as build
-from everstep.kube.setbacks import ReplicaFailure, of_growth, of_replica
+from everstep.kube.backoff import ReplicaFailure, of_growth, of_replica
 from everstep.kube.spec import ClusterSpec, GroupSpec, Manifest
 
 
@@ -42,7 +42,7 @@ class CreateReplica(msgspec.Struct, frozen=True):
     """Who schedules its Pods as one, if somebody does."""
 
     @property
-    def setback(self) -> str:
+    def refused_as(self) -> str:
         return of_replica(self.group, self.index) if self.heals else of_growth(self.group)
 
     def manifests(self, cluster: ClusterSpec) -> list[Manifest]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from everstep.kube.backoff import remembered
 from everstep.kube.facts import ClusterFacts
 from everstep.kube.replicas import ReplicaState
-from everstep.kube.setbacks import remembered
 
 Condition = dict[str, Any]
 

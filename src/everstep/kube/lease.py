@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from everstep.kube.api import UNREACHABLE, Api, ApiError, said
+from everstep.process import kernel
 
 logger = logging.getLogger("everstep.kube")
 
@@ -230,8 +231,8 @@ def is_dead(holder: str) -> bool:
 def _world() -> str:
     """This boot of this machine, and the process numbers that we share."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+        boot, processes = kernel.boot_id(), os.stat("/proc/self/ns/pid").st_ino
+        return f"{boot}-{processes}" if boot else ""
     except OSError:
         return ""
 

@@ -1,5 +1,5 @@
-"""Hears of changes, and gives each cluster that is ours a task of its own (``tending``), so that none waits
-for another. Holds the leases: in each namespace one operator writes.
+"""Hears of changes, and gives each cluster that is ours a task of its own (``cluster_loop``), so that none
+waits for another. Holds the leases: in each namespace one operator writes.
 
 Each namespace is looked after by itself: one that is gone, or that another operator holds, keeps nobody from
 the others. An operator that loses its lease stays, writes nothing, and goes on once it has it again.
@@ -27,14 +27,14 @@ from everstep.kube.api import (
     pod_groups_path,
     said,
 )
+from everstep.kube.cluster_loop import ClusterLoop
 from everstep.kube.events import Events
 from everstep.kube.gangs import GANGS, served
 from everstep.kube.informer import Informer
 from everstep.kube.lease import Election, LeaderLease, LeadershipLost, LeaseGone
 from everstep.kube.metrics import OperatorMetrics, Readiness
 from everstep.kube.store import Key, ObjectCache
-from everstep.kube.strangers import Strangers
-from everstep.kube.tending import Tending
+from everstep.kube.unserved_kinds import UnservedKinds
 
 _EVERYWHERE = ""
 """In the place of a namespace: all of them."""
@@ -80,7 +80,7 @@ class Operator:
         """Also those that are only waited for."""
         self._gates: dict[str, asyncio.Lock] = {}
         self._informers: dict[str | None, list[Informer]] = {}
-        self._tending: dict[Key, Tending] = {}
+        self._loops: dict[Key, ClusterLoop] = {}
         self._synced: set[str | None] = set()
         self._started = False
 
@@ -131,7 +131,7 @@ class Operator:
         for key in list(self._store.clusters):
             self._changed(key)
         settled.set()
-        await Strangers(self._api, namespace, self._events).run()
+        await UnservedKinds(self._api, namespace, self._events).run()
 
     async def _wait_for(self, namespace: str, settled: asyncio.Event) -> None:
         """Until there is such a namespace, and its lease is ours. The others are looked after meanwhile."""
@@ -317,14 +317,14 @@ class Operator:
         if not {key[0], None} & self._synced:
             return
         raw = self._store.clusters.get(key)
-        tending = self._tending.get(key)
+        loop = self._loops.get(key)
         if raw is not None and is_held_by_kuberay(raw) and is_claimed(raw, self._settings.all_clusters):
             self._tasks.create_task(self._let_go(raw))
-        if tending is None and raw is not None and is_claimed(raw, self._settings.all_clusters):
-            tending = self._tending[key] = Tending(self, key)
-            tending.task = self._tasks.create_task(tending.run())
-        if tending is not None:
-            tending.changed.set()
+        if loop is None and raw is not None and is_claimed(raw, self._settings.all_clusters):
+            loop = self._loops[key] = ClusterLoop(self, key)
+            loop.task = self._tasks.create_task(loop.run())
+        if loop is not None:
+            loop.changed.set()
 
     async def _let_go(self, raw: Mapping[str, Any]) -> None:
         """A cluster that came from KubeRay is held by its finalizer, and nobody else would take it off."""
@@ -362,7 +362,7 @@ class Operator:
         return raw
 
     def forget(self, key: Key) -> None:
-        self._tending.pop(key, None)
+        self._loops.pop(key, None)
         self.metrics.forget(key)
 
     @property

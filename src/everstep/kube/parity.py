@@ -128,7 +128,7 @@ VOLUMES = (
 CONTAINERS = (
     Row("livenessProbe", _S, "httpGet of /api/healthz for rayVersion 2.53 and later, else wget"),
     Row("readinessProbe", _S, "as livenessProbe"),
-    Row("wait-gcs-ready", _D, "waits every 2 s"),
+    Row("wait-gcs-ready", _D, "connects to the head's port, every 2 s, without loading Ray"),
     Row("autoscaler", _D, "with `--gcs-address` where the head's port isn't 6379"),
     Row("lifecycle", _D, f"{_OURS}: workers tell Ray that they are about to leave"),
 )

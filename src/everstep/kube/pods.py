@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from everstep import __version__
-from everstep.kube import farewell, gangs, headstate, names, quantities, raystart, services, sidecar
+from everstep.kube import gangs, headstate, names, pre_stop, quantities, raystart, services, sidecar
 from everstep.kube.containers import add_env, add_ports, add_probes, field, set_env, share_memory
 from everstep.kube.spec import ClusterSpec, GroupSpec, HeadSpec, Manifest
 
@@ -87,7 +87,7 @@ def worker_pod(
     if cluster.autoscaling:
         spec["restartPolicy"] = "Never"
     headstate.wait_for_the_next_head(cluster, ray)
-    farewell.say_goodbye(spec, ray)
+    pre_stop.say_goodbye(spec, ray)
     _run_ray(cluster, group, pod, command, cluster.head_host)
     add_ports(ray, {"metrics": int(group.ray_start_params.get("metrics-export-port") or 0) or 8080})
     spec.setdefault("initContainers", []).append(_wait_for_head(cluster, ray))
@@ -206,14 +206,18 @@ def _speaks_tpu(group: GroupSpec) -> bool:
 
 
 def _wait_for_head(cluster: ClusterSpec, ray: Manifest) -> Manifest:
-    address = f"{cluster.head_host}:{cluster.head.port}"
+    """That the port is open is enough: ``ray start`` waits for the rest itself. ``ray health-check`` would
+    load all of Ray to find it out, which takes ten seconds at a fifth of a CPU; bash connects by itself, and
+    is there already.
+    """
+    host, port = cluster.head_host, cluster.head.port
     waiting = {
         "name": "wait-gcs-ready",
         "image": ray["image"],
         "command": ["/bin/bash", "-c", "--"],
         "args": [
-            f"until ray health-check --address {address} --skip-version-check > /dev/null 2>&1; do "
-            f'echo "waiting for the head at {address}"; sleep 2; done'
+            f"until timeout 5 bash -c '< /dev/tcp/{host}/{port}' 2> /dev/null; do "
+            f'echo "waiting for the head at {host}:{port}"; sleep 2; done'
         ],
         "env": copy.deepcopy(ray["env"]),
         "resources": {

@@ -22,7 +22,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import msgspec
 
-from everstep.kube import gangs, headstate, names, pods as build, services, setbacks, sidecar
+from everstep.kube import backoff, gangs, headstate, names, pods as build, services, sidecar
 from everstep.kube.actions import (
     Action,
     Announce,
@@ -37,8 +37,8 @@ from everstep.kube.actions import (
     Plan,
     Remember,
 )
+from everstep.kube.backoff import ApiRefusal, Failures, ReplicaFailure, remembered
 from everstep.kube.replicas import PATIENCE_S, Members, Replica, ReplicaState, adopted, is_stuck, members
-from everstep.kube.setbacks import ApiRefusal, Failures, ReplicaFailure, remembered
 from everstep.kube.spec import ClusterSpec, GroupSpec, Upgrade
 from everstep.kube.view import PodView, ServiceView
 
@@ -52,7 +52,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     services: Mapping[str, ServiceView] = {}
     """By name."""
     refusals: Mapping[str, ApiRefusal] = {}
-    """By what was refused, as ``setbacks`` names it."""
+    """By what was refused, as ``backoff`` names it."""
     failures: Failures = {}
     served: frozenset[str] = frozenset()
     """The versions of APIs in which the server has PodGroups."""
@@ -79,7 +79,7 @@ class _Reconciliation:
         self.undeletable = {
             pod.name
             for pod in seen.pods
-            if (refusal := seen.refusals.get(setbacks.of_pod(pod.name))) is not None and not refusal.passing
+            if (refusal := seen.refusals.get(backoff.of_pod(pod.name))) is not None and not refusal.passing
         }
         self.wake = [failure.forgotten_at for failure in self.failures.values()]
         self.taken_names = {pod.name for pod in seen.pods} | {pod.replica for pod in seen.pods if pod.replica}
@@ -108,7 +108,7 @@ class _Reconciliation:
             name = service["metadata"]["name"]
             there = self.seen.services.get(name)
             change = services.change(there, service) if there is not None else {}
-            if (there is None or change) and self._may(setbacks.of_service(name)):
+            if (there is None or change) and self._may(backoff.of_service(name)):
                 yield CreateService(service) if there is None else ChangeService(name, change)
 
     def _left_pod_groups(self) -> Iterator[Action]:
@@ -116,7 +116,7 @@ class _Reconciliation:
         there = {pod.replica for pod in self.seen.pods}
         for left in (self.seen.pod_groups or {}).values():
             gone = left.owner == self.cluster.uid and left.replica not in there
-            if gone and self._may(setbacks.of_pod_group(left.name)):
+            if gone and self._may(backoff.of_pod_group(left.name)):
                 yield DeletePodGroup(left.name, left.uid, left.api)
 
     def _lost_pod_groups(self, group: GroupSpec, replicas: Sequence[Replica]) -> Iterator[Action]:
@@ -127,7 +127,7 @@ class _Reconciliation:
             name = next((pod.pod_group for pod in replica.pods if pod.pod_group), "")
             lost = name and name not in self.seen.pod_groups and replica.hosts == group.num_of_hosts
             made = gangs.pod_group(self.cluster, group, replica.name, self.gang) if lost else None
-            if made is not None and self._may(setbacks.of_pod_group(name)):
+            if made is not None and self._may(backoff.of_pod_group(name)):
                 yield CreatePodGroup(made)
 
     def _head(self) -> Iterator[Action]:
@@ -156,7 +156,7 @@ class _Reconciliation:
         if (
             all(is_stuck(pod, self.now) for pod in heads)
             and not self._held(names.HEAD_GROUP, ())
-            and self._may(setbacks.HEAD)
+            and self._may(backoff.HEAD)
         ):
             name = self._name(f"{self.cluster.name}-head", f"{self.cluster.uid}/head/{self.now}")
             yield CreateHead(
@@ -174,7 +174,7 @@ class _Reconciliation:
         if not suspended:
             placed = {pod.uid: pod for pod in adopted(group, pods, self.cluster.uid)}
             pods = [placed.get(pod.uid, pod) for pod in pods]
-            yield from (self._adopt(pod) for pod in placed.values() if self._may(setbacks.of_pod(pod.name)))
+            yield from (self._adopt(pod) for pod in placed.values() if self._may(backoff.of_pod(pod.name)))
         found = members(group, pods, self.cluster.uid)
         desired = 0 if suspended else group.desired
         # Each replica's worth of Pods that can't be told apart stands for one: nothing is made twice.
@@ -291,7 +291,7 @@ class _Reconciliation:
         yield from deletions
 
     def _delete(self, pod: PodView, why: str) -> Iterator[Action]:
-        if self._may(setbacks.of_pod(pod.name)):
+        if self._may(backoff.of_pod(pod.name)):
             yield DeletePod(pod.name, pod.uid, why)
 
     def _adopt(self, pod: PodView) -> Action:
@@ -332,8 +332,8 @@ class _Reconciliation:
         free = [index for index in range(len(used) + count) if index not in used][:count]
         healing = [index for index in free if (group.name, index) in self.seen.vacated]
         growing = [index for index in free if index not in healing]
-        may_heal = [index for index in healing if self._may(setbacks.of_replica(group.name, index))]
-        may_grow = growing if growing and self._may(setbacks.of_growth(group.name)) else []
+        may_heal = [index for index in healing if self._may(backoff.of_replica(group.name, index))]
+        may_grow = growing if growing and self._may(backoff.of_growth(group.name)) else []
         for index in (*may_heal, *may_grow)[:A_ROUND]:
             replica = self._name(group.name.lower(), f"{self.cluster.uid}/{group.name}/{index}/{self.now}")
             prefix = f"{self.cluster.name}-{group.name.lower()}-worker"
@@ -344,10 +344,10 @@ class _Reconciliation:
         refusal = self.seen.refusals.get(what)
         return refusal is None or self._is_due(refusal)
 
-    def _is_due(self, setback: ApiRefusal | ReplicaFailure) -> bool:
-        if setback.generation != self.cluster.generation or self.now >= setback.retry_at:
+    def _is_due(self, failed: ApiRefusal | ReplicaFailure) -> bool:
+        if failed.generation != self.cluster.generation or self.now >= failed.retry_at:
             return True
-        self.wake.append(setback.retry_at)
+        self.wake.append(failed.retry_at)
         return False
 
     def _name(self, prefix: str, seed: str) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everstep.kube import gangs, quantities
+from everstep.kube.backoff import ApiRefusal, ReplicaFailure, remembered
 from everstep.kube.conditions import conditions, invalid_spec, stamp
 from everstep.kube.facts import ClusterFacts
 from everstep.kube.reconcile import Observed
 from everstep.kube.replicas import Replica, ReplicaState
-from everstep.kube.setbacks import ApiRefusal, ReplicaFailure, remembered
 from everstep.kube.spec import ClusterSpec, GroupSpec
 from everstep.kube.validation import Problem
 from everstep.kube.view import time_of
@@ -44,7 +44,7 @@ def describe(
         **({"gang": gang.name} if (gang := gangs.choose(cluster, seen.served)) is not None else {}),
         "slices": f"{sum(g['ready'] for g in groups)}/{sum(g['desired'] for g in groups)}",
         "groups": groups,
-        **_setbacks(facts),
+        **_failures(facts),
         "conditions": conditions(facts),
     }
     return _dated(status, before, now)
@@ -157,7 +157,7 @@ def _endpoints(facts: ClusterFacts) -> dict[str, str]:
     }
 
 
-def _setbacks(facts: ClusterFacts) -> Status:
+def _failures(facts: ClusterFacts) -> Status:
     refused = [
         {"name": name, **_refusal(refusal)} for name, refusal in facts.seen.refusals.items() if refusal.lasts
     ]

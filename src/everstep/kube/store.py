@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from everstep.kube import names
+from everstep.kube.backoff import STEADY_S
 from everstep.kube.gangs import PodGroups, PodGroupView
 from everstep.kube.nodes import NodeView, node_view, notable
-from everstep.kube.setbacks import STEADY_S
 from everstep.kube.view import PodView, ServiceView, owner_of, service_view, view
 
 Key = tuple[str, str]

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import signal
 
-from everstep import kernel
-from everstep.driver.housekeeping import stop_request
-from everstep.driver.registry import LiveRun, hosts_of, live_runs
 from everstep.engine.local.cluster import HostFile
 from everstep.errors import EverstepError
+from everstep.journal.lease import stop_request
 from everstep.observe.reading import Facts
+from everstep.observe.registry import LiveRun, hosts_of, live_runs
+from everstep.process import kernel
 
-SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 _DONE = {"KILL": "killed", "TERM": "sent SIGTERM to", "STOP": "froze", "CONT": "thawed"}
 
 
@@ -32,14 +31,16 @@ def request_stop(facts: Facts) -> str:
             "Running the script again resumes it; workers that it left behind end by themselves after their "
             "orphan time-out",
         )
-    facts.run.create(stop_request(history.lease), b"stop\n")
+    facts.store.create(stop_request(history.lease), b"stop\n")
     return f"asked {history.owner} to stop {name}"
 
 
 def live_run(name: str) -> LiveRun:
     found = live_runs()
     if not found:
-        raise ActionError("no run is live on this machine (of this user)")
+        raise ActionError(
+            f"no run is live on this machine: {name!r} has ended, or runs elsewhere or as another user"
+        )
     if name not in found:
         raise ActionError(f"no live run is called {name!r}; there is {', '.join(found)}")
     return found[name]

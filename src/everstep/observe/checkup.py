@@ -12,15 +12,16 @@ import os
 import platform
 import resource
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep import kernel
-from everstep.driver.registry import live_runs
 from everstep.engine.local.cluster import runtime_folder
 from everstep.errors import EverstepError
+from everstep.observe.registry import live_runs
+from everstep.process import kernel
+from everstep.process.sizes import in_units
+from everstep.protocol.stacks import py_spy
 from everstep.storage.store import open_store, probe
 
 _FRAMEWORKS = ("torch", "jax", "torchft", "ray", "transformers", "lightning")
@@ -91,7 +92,7 @@ def _files() -> Checked:
 
 def _memory() -> Checked:
     available, total = kernel.memory()
-    seen = f"{available / _GIB:.1f} of {total / _GIB:.1f} GiB are free"
+    seen = f"{in_units(available)} of {in_units(total)} are free"
     if available < total / 10:
         return Checked("memory", Health.NOTE, seen, "end what else uses it, or the kernel may end workers")
     return Checked("memory", Health.OK, seen)
@@ -102,7 +103,7 @@ def _shared_memory() -> Checked:
     if not folder.is_dir():
         return Checked("shared memory", Health.NOTE, "there is no /dev/shm", "data loaders of torch need one")
     room = shutil.disk_usage(folder)
-    seen = f"{room.free / _GIB:.1f} of {room.total / _GIB:.1f} GiB of /dev/shm are free"
+    seen = f"{in_units(room.free)} of {in_units(room.total)} of /dev/shm are free"
     if room.free < _GIB:
         remedy = "NCCL and data loaders use it: docker run --shm-size=8g, or a larger emptyDir in memory"
         return Checked("shared memory", Health.NOTE, seen, remedy)
@@ -115,15 +116,14 @@ def _runtime_folder() -> Checked:
         free = shutil.disk_usage(folder).free
     except (EverstepError, OSError) as error:
         return Checked("runtime folder", Health.BAD, str(error), "set XDG_RUNTIME_DIR to a folder of yours")
-    seen = f"{folder}, {free / _GIB:.1f} GiB free"
+    seen = f"{folder}, {in_units(free)} free"
     if free < 16 << 20:
         return Checked("runtime folder", Health.BAD, seen, "make room there, or set XDG_RUNTIME_DIR")
     return Checked("runtime folder", Health.OK, seen)
 
 
 def _stacks() -> Checked:
-    beside = os.path.dirname(sys.executable)
-    found = shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    found = py_spy()
     if found is None:
         remedy = "pip install py-spy, to get the stacks of workers that are stopped when one hangs"
         return Checked("py-spy", Health.NOTE, "not installed", remedy)

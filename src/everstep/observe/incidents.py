@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.control import commands as c
-from everstep.control.failures import Failure, Kind
-from everstep.driver import records
-from everstep.driver.display import cause_of, describe_straggler, phases_of, who_failed
+from everstep.failures import Failure, Kind
+from everstep.journal import records
+from everstep.observe.display import (
+    describe,
+    describe_straggler,
+    phases_of,
+    seconds_of,
+    step_of,
+    steps_lost,
+    who_failed,
+)
 from everstep.observe.texts import Texts
 
 STRAGGLER = "straggler"
+PLANNED = "planned restart"
+"""No failure: a change of the number of workers, of their places or of their code."""
 MOST_FAILURES = 50
 """Of one incident that the page has: a slice of a thousand workers dies a thousand times."""
 
@@ -70,7 +80,7 @@ class Incidents:
                 self._failed(record.failure, when)
             case c.HangSeen():
                 self._hung(record, when)
-            case c.StragglerSeen():
+            case records.StragglerSeen():
                 self._straggled(record, when)
             case c.RecoveryDecided():
                 self._decided(record, when)
@@ -79,12 +89,11 @@ class Incidents:
             case c.PreemptionSeen():
                 self._noticed(record, when)
             case c.HostSetAside():
-                text = f"host {record.host} keeps failing: set aside, if there is other capacity"
-                self.all.append(ShownIncident(when, "set aside", text, when, until=when))
+                self.all.append(ShownIncident(when, "set aside", describe(record), when, until=when))
             case records.Damaged():
                 text = f"{record.folder} can't be restored any more: {record.reason}"
                 self.all.append(ShownIncident(when, "damaged", text, when, until=when))
-            case c.GroupStarted() if record.rung is not c.Rung.REPLACE_GROUPS:
+            case c.GroupStarted() if not record.rung.is_partial:
                 self._end_slow(when, "all workers restarted")
             case records.Closed():
                 self._open = []
@@ -128,7 +137,7 @@ class Incidents:
         incident.ranks = [*record.ranks]
         incident.stacks, incident.action = record.stacks, record.action
 
-    def _straggled(self, record: c.StragglerSeen, when: float) -> None:
+    def _straggled(self, record: records.StragglerSeen, when: float) -> None:
         incident = self._slow.pop(record.ranks, None)
         if not record.over:
             incident = ShownIncident(when, STRAGGLER, describe_straggler(record), when, ranks=[*record.ranks])
@@ -162,16 +171,15 @@ class Incidents:
 
     def _recovered(self, record: c.Recovered, when: float) -> None:
         if record.cause is None:
-            began = when - record.total_s
-            text = f"{record.rung.value}: {cause_of(record)}"
-            resized = ShownIncident(began, "resize", text, began, recovered=record, until=when)
-            self.all.append(resized)
+            began, text = when - record.total_s, step_of(record)
+            self.all.append(ShownIncident(began, PLANNED, text, began, recovered=record, until=when))
             return
-        partial = record.rung is c.Rung.REPLACE_GROUPS
+        partial = record.rung.is_partial
         found = [i for i in self._open if i.decided is not None and (not partial or _same(i, record.cause))]
         last = next((i for i in reversed(found) if _same(i, record.cause)), None)
+        unseen_s = record.total_s - seconds_of(record)  # it trained, and told nothing of it
         for incident in found:
-            incident.until = when
+            incident.until = when - unseen_s
             if incident is last:
                 incident.recovered = record
                 incident.began = min(incident.began, when - record.total_s)
@@ -180,12 +188,8 @@ class Incidents:
             self._open.remove(incident)
 
     def _noticed(self, record: c.PreemptionSeen, when: float) -> None:
-        if record.deadline is None:
-            text = f"slice {record.slice}: the preemption was cancelled"
-        else:
-            text = f"slice {record.slice} will be taken away in {record.deadline - record.at:.1f} s"
-        notice = ShownIncident(when, "preemption notice", text, when, slice=record.slice, until=when)
-        self.all.append(notice)
+        kind, text = "preemption notice", describe(record)
+        self.all.append(ShownIncident(when, kind, text, when, slice=record.slice, until=when))
 
     def _undecided(self) -> list[ShownIncident]:
         return [incident for incident in self._open if incident.decided is None]
@@ -235,12 +239,12 @@ def _plain(incident: ShownIncident, texts: Texts, stacks: dict[str, str]) -> dic
         found["budget"] = [decided.budget, decided.spent, decided.limit, decided.pause_s]
     if (recovered := incident.recovered) is not None:
         found["recovery"] = {
-            "rung": recovered.rung.value,
+            "rung": step_of(recovered),
             "attempt": recovered.epoch,
             "kept": texts.number(recovered.kept),
             "from": texts.number(recovered.state_from),
-            "steps_lost": recovered.steps_lost,
-            "seconds": recovered.total_s,
+            "steps_lost": steps_lost(recovered),
+            "seconds": seconds_of(recovered),
             "phases": [[name, seconds] for name, seconds in phases_of(recovered)],
         }
     return found

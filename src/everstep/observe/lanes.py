@@ -12,7 +12,7 @@ from typing import Any
 
 from everstep.control import commands as c
 from everstep.control.table import Phase
-from everstep.driver import records
+from everstep.journal import records
 from everstep.topology.slices import natural_key
 
 STATE_OF: dict[str, str] = {
@@ -127,7 +127,7 @@ class Lanes:
                 self._turn_group(group, "restarting", now)
 
     def _started(self, record: c.GroupStarted, now: float) -> None:
-        partial = record.rung is c.Rung.REPLACE_GROUPS
+        partial = record.rung.is_partial
         started = {group for group, _ in record.generations} if partial else {*self.groups}
         for group in started:
             self._turn_group(group, "", now)

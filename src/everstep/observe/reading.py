@@ -9,14 +9,17 @@ import msgspec
 
 from everstep.config import DEFAULT_STORAGE_PATH
 from everstep.control.commands import Recovered, RecoveryDecided
-from everstep.driver import journal, records
-from everstep.driver.history import History
-from everstep.driver.lease import is_dead
-from everstep.driver.records import AnyRecord
-from everstep.driver.registry import live_runs
 from everstep.errors import JournalFormatError, NoRunError
+from everstep.journal import journal, records
+from everstep.journal.history import History
+from everstep.journal.lease import is_dead
+from everstep.journal.records import AnyRecord
+from everstep.observe.registry import live_runs, workers_left
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Store, open_store
+
+_LOOKED_AT, _NAMED = 50, 5
+"""Folders of a storage path in which runs are looked for, and how many of them are named."""
 
 
 class Tail:
@@ -26,8 +29,8 @@ class Tail:
     away before we read it, everything is read again, and as many as we had are skipped.
     """
 
-    def __init__(self, run: Store) -> None:
-        self._log = run.child(journal.FOLDER)
+    def __init__(self, store: Store) -> None:
+        self._log = store.child(journal.FOLDER)
         self._next = 1
         self._seen = 0
         self.damage: list[str] = []
@@ -75,14 +78,14 @@ class JournalClock:
 class Facts:
     """What a journal says, as ``runs`` and ``show`` tell it. Nothing is read before ``news`` is asked."""
 
-    def __init__(self, run: Store) -> None:
-        self.run = run
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self.history: History = History()
         self.opened: list[records.Opened] = []
         self.limits: dict[str, int] = {}
         self.recoveries: list[tuple[float | None, Recovered]] = []
         self.clock = JournalClock()
-        self._tail = Tail(run)
+        self._tail = Tail(store)
         self.newest: float | None = None
         """Of the last record that has a time."""
 
@@ -108,14 +111,14 @@ class Facts:
             self.history.apply(record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise JournalFormatError(
-                f"the journal of {self.run.address()} has metrics that can't be read: {error}",
+                f"the journal of {self.store.address()} has metrics that can't be read: {error}",
                 "Everstep did not write it like that; its checkpoints can be read as Checkpoint(path)",
             ) from error
 
     @property
     def written(self) -> float | None:
         """When it was last written to. Metrics alone carry no time: a folder of this machine tells."""
-        return (_changed(self.run) if self.run.is_local else None) or self.newest
+        return (_changed(self.store) if self.store.is_local else None) or self.newest
 
     @property
     def damage(self) -> list[str]:
@@ -133,27 +136,40 @@ class Facts:
         return owner is not None and not self.history.outcome and is_dead(owner)
 
     @property
+    def workers_left(self) -> int:
+        """Workers that train on although their driver has died, as far as this machine knows."""
+        return workers_left(self.store.address()) if self.is_interrupted else 0
+
+    @property
     def state(self) -> str:
         if self.history.outcome:
             return self.history.outcome
         if self.is_interrupted:
-            return "interrupted"
+            left = self.workers_left
+            train = "1 worker trains on" if left == 1 else f"{left} workers train on"
+            return f"interrupted, {train}" if left else "interrupted"
         return f"running under lease {self.history.lease} by {self.history.owner}"
 
 
-def _changed(run: Store) -> float | None:
+def _changed(store: Store) -> float | None:
     try:
-        return os.stat(run.address(journal.FOLDER)).st_mtime
+        return os.stat(store.address(journal.FOLDER)).st_mtime
     except OSError:
         return None
 
 
-def read_facts(run: Store) -> Facts:
+def read_facts(store: Store) -> Facts:
     """All that its journal has by now."""
-    facts = Facts(run)
+    facts = Facts(store)
     for _ in facts.news():
         pass
     return facts
+
+
+def _runs_in(storage: Store) -> list[str]:
+    """The addresses of a few runs under this path."""
+    children = [storage.child(name) for name in storage.folders()[:_LOOKED_AT]]
+    return [child.address() for child in children if child.child(journal.FOLDER).list()][:_NAMED]
 
 
 def find_run(text: str) -> Facts:
@@ -169,9 +185,15 @@ def find_run(text: str) -> Facts:
     if len(found) > 1:
         raise NoRunError(
             f"several runs are called {text}; give the address of one: "
-            + ", ".join(facts.run.address() for facts in found)
+            + ", ".join(facts.store.address() for facts in found)
         )
     if not found:
+        for store in stores.values():
+            if inside := _runs_in(store):
+                raise NoRunError(
+                    f"{text} is not a run, but a storage path with runs in it.",
+                    f"Give the address of one: {', '.join(inside)}",
+                )
         looked = f" (looked in {', '.join(stores)})" if bare else ""
         raise NoRunError(
             f"{text} is not a run: it has no journal{looked}.",

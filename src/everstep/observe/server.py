@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 from everstep.errors import EverstepError
 from everstep.observe import actions
 from everstep.observe.page import as_json, live_page, policy
-from everstep.observe.shelf import Book, Shelf
+from everstep.observe.run_cache import CachedRun, RunCache
+from everstep.process import kernel
 
 LOOPBACK = "127.0.0.1"
 _NAMES = {"127.0.0.1", "localhost", "::1"}
@@ -45,9 +46,9 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, shelf: Shelf, port: int, token: str | None = None) -> None:
+    def __init__(self, runs: RunCache, port: int, token: str | None = None) -> None:
         super().__init__((LOOPBACK, port), _Handler)
-        self.shelf = shelf
+        self.runs = runs
         self.token = token or secrets.token_urlsafe(24)
         self.closing = threading.Event()
 
@@ -126,15 +127,15 @@ class _Handler(BaseHTTPRequestHandler):
             case "/":
                 self._send("text/html; charset=utf-8", live_page().encode())
             case "/api/runs":
-                self._send("application/json", self.server.shelf.page())
+                self._send("application/json", self.server.runs.page())
             case "/api/run" if run is not None:
-                self._send("application/json", self.server.shelf.book(run).page())
+                self._send("application/json", self.server.runs.run(run).page())
             case "/api/events":
-                self._stream(self.server.shelf.book(run) if run is not None else self.server.shelf)
+                self._stream(self.server.runs.run(run) if run is not None else self.server.runs)
             case _:
                 raise RefusedRequest(HTTPStatus.NOT_FOUND, f"there is no {asked.path} here")
 
-    def _stream(self, what: Book | Shelf) -> None:
+    def _stream(self, what: CachedRun | RunCache) -> None:
         """Tell whenever something is new, as long as the browser listens."""
         self.send_response(HTTPStatus.OK)
         self._send_headers("text/event-stream")
@@ -149,14 +150,14 @@ class _Handler(BaseHTTPRequestHandler):
             version = what.version()
             quiet_s += _POLL_S
             unused_s += _POLL_S
-            if isinstance(what, Book) and unused_s >= _USAGE_S and (used := what.usage()):
+            if isinstance(what, CachedRun) and unused_s >= _USAGE_S and (used := what.usage()):
                 self.wfile.write(b"event: usage\ndata: " + used + b"\n\n")
                 unused_s = 0.0
             pause_s = 0.0
             if version != told:
                 self.wfile.write(b"event: changed\ndata: {}\n\n")
                 told, quiet_s = version, 0.0
-                pause_s = _PAUSE * what.cost_s if isinstance(what, Book) else 0.0
+                pause_s = _PAUSE * what.cost_s if isinstance(what, CachedRun) else 0.0
             elif quiet_s >= _QUIET_S:
                 self.wfile.write(b": still here\n\n")
                 quiet_s = 0.0
@@ -167,12 +168,12 @@ class _Handler(BaseHTTPRequestHandler):
         # Before anything is read from it.
         self._check_token()
         asked = self._body()
-        book = self.server.shelf.book(_text(asked, "run"))
+        cached = self.server.runs.run(_text(asked, "run"))
         match self.path:
             case "/api/stop":
-                done = book.stop()
+                done = cached.stop()
             case "/api/kill":
-                done = _kill(book, asked)
+                done = _kill(cached, asked)
             case _:
                 raise RefusedRequest(HTTPStatus.NOT_FOUND, f"there is no {self.path} here")
         self._send("application/json", as_json({"done": done}).encode())
@@ -211,19 +212,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._send("application/json", as_json({"error": message}).encode(), status)
 
 
-def _kill(book: Book, asked: dict[str, Any]) -> str:
+def _kill(cached: CachedRun, asked: dict[str, Any]) -> str:
     which, name = _text(asked, "which"), _text(asked, "signal")
-    if name not in actions.SIGNALS:
+    if name not in kernel.SENDABLE:
         raise RefusedRequest(
-            HTTPStatus.BAD_REQUEST, f"signal is {name!r}, expected {', '.join(actions.SIGNALS)}"
+            HTTPStatus.BAD_REQUEST, f"signal is {name!r}, expected {', '.join(kernel.SENDABLE)}"
         )
     match _text(asked, "kind"):
         case "rank" if which.isdecimal():
-            return actions.signal_rank(book.live(), int(which), name)
+            return actions.signal_rank(cached.live(), int(which), name)
         case "host":
-            return actions.signal_host(book.live(), which, name)
+            return actions.signal_host(cached.live(), which, name)
         case "slice":
-            return "; ".join(actions.signal_slice(book.live(), which, name))
+            return "; ".join(actions.signal_slice(cached.live(), which, name))
         case kind:
             raise RefusedRequest(
                 HTTPStatus.BAD_REQUEST, f"{kind} {which!r}: expected a rank's number, a host or a slice"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep import kernel
-from everstep.driver.registry import LiveWorker
+from everstep.observe.registry import LiveWorker
+from everstep.process import kernel
 from everstep.protocol.progress import Seen, page_of
 
 _STATES = {"T": "stopped", "t": "traced", "D": "blocked in the kernel"}

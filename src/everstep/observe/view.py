@@ -5,23 +5,23 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from everstep.control.failures import Failure
+from everstep.failures import Failure
+from everstep.observe.checkpoints import SavedCheckpoints
+from everstep.observe.curves import MetricCurves
 from everstep.observe.incidents import Incidents
 from everstep.observe.lanes import Lanes
+from everstep.observe.lines import finite
 from everstep.observe.reading import Facts
-from everstep.observe.rows import MetricRows
-from everstep.observe.saved import SavedCheckpoints
 from everstep.observe.texts import Texts
-from everstep.observe.words import finite
 from everstep.storage.store import Store
 
 
 class RunView:
-    def __init__(self, run: Store) -> None:
-        self.facts = Facts(run)
+    def __init__(self, store: Store) -> None:
+        self.facts = Facts(store)
         self._lanes = Lanes()
         self._incidents = Incidents(self.facts.clock.at, self._groups_of)
-        self._rows = MetricRows()
+        self._rows = MetricCurves()
         self._saved = SavedCheckpoints()
         self._stacks: dict[str, str] = {}
 
@@ -59,7 +59,7 @@ class RunView:
         newest = history.newest
         return {
             "name": opened.name,
-            "address": facts.run.address(),
+            "address": facts.store.address(),
             "state": history.outcome or ("interrupted" if facts.is_interrupted else "running"),
             "owner": str(history.owner),
             "message": history.message if history.outcome and history.message != history.outcome else "",
@@ -103,7 +103,7 @@ class RunView:
     def _stacks_at(self, path: str) -> str:
         """Where every rank was in a hang. A file is written once, and read once."""
         if path not in self._stacks:
-            data = self.facts.run.read(path) if _is_inside(path) else None
+            data = self.facts.store.read(path) if _is_inside(path) else None
             if data is None:
                 return f"[{path} is not there, or not yet]"
             self._stacks[path] = data.decode(errors="replace")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from everstep.saved.snapshots import At
+
 
 class MemoryRequest(msgspec.Struct, frozen=True, tag=True):
     """One packet each, on a socket of their own. The answer comes with descriptors."""
@@ -20,6 +22,16 @@ class NewSlots(MemoryRequest, frozen=True):
 
 class OldSlots(MemoryRequest, frozen=True):
     """What is there of this rank's, from before."""
+
+
+class FindSlot(MemoryRequest, frozen=True):
+    """What this rank had at this report, and these of its files, wherever they are. The answer may take a
+    while.
+    """
+
+    rank: int
+    at: At
+    files: list[str]
 
 
 class DropSlot(MemoryRequest, frozen=True):
@@ -60,7 +72,7 @@ class Slots(MemoryAnswer, frozen=True):
     """Why there is none."""
 
 
-AnyRequest = NewSlots | OldSlots | DropSlot | StoreSlot
+AnyRequest = NewSlots | OldSlots | FindSlot | DropSlot | StoreSlot
 
 memory_request = msgspec.msgpack.Decoder(AnyRequest)
 memory_answer = msgspec.msgpack.Decoder(Slots | Stored)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from everstep.control.vitals import Stage
+from everstep.health.vitals import StackPlace, Stage
+from everstep.process import kernel
 from everstep.protocol.stacks import SIGNAL
 
 TICK_S = 0.5
@@ -25,6 +25,7 @@ _SIZE = 4096
 _MOST_STACKS = 1 << 20
 _LABEL = slice(256, 384)
 _STAGES = tuple(Stage)
+_PLACES = tuple(StackPlace)
 
 
 class _Field(IntEnum):
@@ -36,15 +37,13 @@ class _Field(IntEnum):
     MAIN_THREAD = 5
     ALLOWED_MS = 6
     IN_SUBGROUPS = 7
+    PLACE = 8
+    ECHOES = 9
 
 
 def shared_memory() -> int:
     """A descriptor of memory for one worker's progress."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+    fd = kernel.anonymous_file(_NAME)
     os.truncate(fd, _SIZE)
     os.lseek(fd, _SIZE, os.SEEK_SET)  # stacks never overwrite the counts
     return fd
@@ -87,6 +86,11 @@ class Page:
         size = _LABEL.stop - _LABEL.start
         self._memory[_LABEL] = text.encode()[:size].ljust(size, b"\0")
 
+    @property
+    def echoes(self) -> bool:
+        """What the worker prints now is about the failure of another."""
+        return bool(self[_Field.ECHOES])
+
     def forget_stacks(self) -> None:
         os.truncate(self.fd, _SIZE)
         os.lseek(self.fd, _SIZE, os.SEEK_SET)  # the worker writes where this points: the descriptor is one
@@ -113,6 +117,10 @@ class Progress:
         if page is not None:
             faulthandler.register(SIGNAL, file=page.fd, all_threads=True)
             self._page[_Field.MAIN_THREAD] = threading.main_thread().ident or 0  # it can be signalled now
+
+    def echo(self) -> None:
+        """This worker fails because another one has: what it prints from now on is about that."""
+        self._page[_Field.ECHOES] = 1
 
     def enter(self, stage: Stage) -> None:
         self._page[_Field.STAGE] = _STAGES.index(stage)
@@ -146,6 +154,16 @@ class Progress:
                 page[_Field.STAGE], page[_Field.ALLOWED_MS], page.label = before
             page[_Field.MARKS] += 1
 
+    @contextmanager
+    def waiting(self, place: StackPlace) -> Iterator[None]:
+        """The block may wait for other ranks, in this place: one that stands still in it is not to blame."""
+        page = self._page
+        before, page[_Field.PLACE] = page[_Field.PLACE], _PLACES.index(place)
+        try:
+            yield
+        finally:
+            page[_Field.PLACE] = before
+
     def keep_ticking(self, collectives: Callable[[], tuple[int, int]]) -> None:
         """Show from a thread of its own that Python code can run here, and count collectives: of all ranks,
         and of some.
@@ -172,6 +190,8 @@ class Seen:
         self.main_thread = page[_Field.MAIN_THREAD]
         self.allowed_s = page[_Field.ALLOWED_MS] / 1000
         self.label = page.label
+        self.place = _PLACES[page[_Field.PLACE]]
+        """Where it waits for other ranks, if it does so in a function of Everstep's."""
 
 
 _TRAINING = _STAGES.index(Stage.TRAINING)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import everstep
-from everstep.control.vitals import StackPlace
+from everstep.health.vitals import StackPlace
 
 SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 1) - 1
 """Makes a worker write its stacks. Nobody else uses it: not a scheduler, not a framework."""
@@ -62,10 +62,15 @@ def parse(text: str, main_thread: int) -> Stacks:
     return Stacks(tuple(found.get(main_thread, ())), text)
 
 
+def py_spy() -> str | None:
+    """The program, if it is installed."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+
+
 def spy(pid: int) -> Stacks:
     """What py-spy finds, if it is there and may look."""
-    beside = os.path.dirname(sys.executable)
-    program = shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    program = py_spy()
     if program is None:
         return NONE
     command = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
@@ -111,8 +116,11 @@ _COLLECTIVES = re.compile(
 )
 
 
-def place_of(main: tuple[Frame, ...]) -> StackPlace:
-    """Whether a main thread with this stack waits for others, by the code that it is in."""
+def place_of(main: tuple[Frame, ...], marked: StackPlace = StackPlace.UNKNOWN) -> StackPlace:
+    """Whether a main thread with this stack waits for others, by the code that it is in.
+
+    ``marked``: where it says that it is, if it is in a function of Everstep's (``Progress.waiting``).
+    """
     if not main:
         return StackPlace.UNKNOWN
     outside = [frame for frame in main if not _is_of_python(frame)]
@@ -120,21 +128,10 @@ def place_of(main: tuple[Frame, ...]) -> StackPlace:
         return StackPlace.WAITING
     first = outside[0]
     if first.file.startswith(_OURS):
-        return _place_in_everstep(outside)
+        return marked or StackPlace.WORKING
     if _COLLECTIVES.search(first.file):
         return StackPlace.COLLECTIVE
     return StackPlace.WORKING if first is main[0] else StackPlace.WAITING
-
-
-def _place_in_everstep(frames: list[Frame]) -> StackPlace:
-    for frame in frames:
-        if not frame.file.startswith(_OURS):
-            break
-        if frame.file == f"{_OURS}collective.py":
-            return StackPlace.COLLECTIVE
-        if frame.function in ("_wait_for_the_others", "_newest", "_hold", "reported"):
-            return StackPlace.REPORT
-    return StackPlace.WORKING
 
 
 def _is_of_python(frame: Frame) -> bool:
@@ -150,7 +147,13 @@ def line_of(main: tuple[Frame, ...]) -> str:
 
 
 def text_of(main: tuple[Frame, ...]) -> str:
-    """As a traceback has it: innermost last."""
+    """As a traceback has it: innermost last, and from the user's first line on."""
     if not main:
         return ""
-    return "\n".join(["Stack of the main thread (most recent call last):", *map(str, reversed(main))])
+    frames = main[::-1]
+    begins = next((i for i, f in enumerate(frames) if not _starts_workers(f)), 0)
+    return "\n".join(["Stack of the main thread (most recent call last):", *map(str, frames[begins:])])
+
+
+def _starts_workers(frame: Frame) -> bool:
+    return frame.file.startswith(f"{_OURS}agent/") or frame.file.startswith("<frozen runpy")

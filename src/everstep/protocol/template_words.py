@@ -23,8 +23,8 @@ class Load(TemplateOrder, frozen=True):
 
 
 class Fork(TemplateOrder, frozen=True):
-    """Comes with four descriptors: the worker's ends of its socket and of the one for memory, where its
-    output goes, and its progress.
+    """Comes with five descriptors: the worker's ends of its socket and of the one for memory, its standard
+    output and standard error, and its progress.
     """
 
     spec: WorkerSpec

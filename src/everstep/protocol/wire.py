@@ -2,7 +2,8 @@
 
 Nothing here is pickled but the user's own function, config, return value and broadcast values, which stay
 opaque bytes. Every message about workers carries its epoch and generation, every order of a driver its lease;
-who reads it refuses what is stale.
+who reads it refuses what is stale. ``lease`` in these messages is ``Lease.precedence``, and not the number
+of the lease, which stands in the journal.
 """
 
 from __future__ import annotations
@@ -10,18 +11,27 @@ from __future__ import annotations
 import msgspec
 
 from everstep.backend.base import Member
-from everstep.control.failures import Kind
-from everstep.control.reports import Part
-from everstep.control.snapshots import At, Copy
-from everstep.control.vitals import Finding, Vitals
+from everstep.failures import Kind
+from everstep.health.vitals import Finding, Vitals
+from everstep.protocol.peer_words import PeerAddress
 from everstep.protocol.script import Script
+from everstep.saved.reports import Part
+from everstep.saved.snapshots import At, Copy
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 11
+WIRE_VERSION = 13
 """Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
+
+
+class StreamFile(msgspec.Struct, frozen=True):
+    """A file that one stream of a worker is written to."""
+
+    path: str
+    tee: bool
+    """The stream goes to the worker's log as well."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -54,7 +64,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     quiet_s: float = 10.0
     """Without progress for this long, its agent tells the driver how it does."""
     spool: str = ""
-    """Where snapshots of asynchronous reports lie; empty: the user's cache folder."""
+    """Where files of asynchronous reports are pinned until they are uploaded; empty: the user's cache
+    folder.
+    """
     scratch: str = ""
     """Its temporary folder, which goes with it; empty: the one that all processes share."""
     fingerprint: str = ""
@@ -62,13 +74,20 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     lighthouse: str = ""
     """Where its agent forwards to torchft's lighthouse, if there is one."""
     snapshot: At | None = None
-    """What it restores from its host's memory."""
+    """What it restores from memory."""
+    snapshot_ranks: int = 0
+    """How many ranks took that."""
+    kept: tuple[At, ...] = ()
+    """That and others, which may still be needed."""
     snapshot_every: int = 0
-    """With every how-many-th report it takes a snapshot, until it is told otherwise; 0: with none."""
+    """It takes a snapshot at one report in so many, until it is told otherwise; 0: at none."""
     memory_fraction: float = 0.0
     """Of its host's memory: how much all snapshots there may take."""
     validates: bool = False
     """Checkpoints can be validated: the trainer has a function for it."""
+    stdout: StreamFile | None = None
+    """Its standard output's own file; None: it goes to the worker's log only."""
+    stderr: StreamFile | None = None
 
 
 class ToAgent(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +142,28 @@ class Prepare(ToAgent, frozen=True):
 class Start(ToAgent, frozen=True):
     lease: int
     workers: list[WorkerSpec]
+    sources: dict[int, list[PeerAddress]] = {}
+    """Who has the snapshot that they restore, by the ranks that took it, where it isn't here."""
+
+
+class CopySlot(ToAgent, frozen=True):
+    """Have a copy of a rank's snapshot here: ``SlotCopied``."""
+
+    lease: int
+    rank: int
+    at: At
+    source: PeerAddress
+    rate: float
+    """Bytes a second, at most."""
+    fraction: float
+    """Of this host's memory: how much all snapshots here may take."""
+
+
+class KeepSlots(ToAgent, frozen=True):
+    """Of snapshots of ranks that aren't here, no others are needed."""
+
+    lease: int
+    kept: tuple[At, ...]
 
 
 class Stop(ToAgent, frozen=True):
@@ -167,10 +208,6 @@ class Retire(ToAgent, frozen=True):
     lease: int
 
 
-class Shutdown(ToAgent, frozen=True):
-    lease: int
-
-
 class RunLighthouse(ToAgent, frozen=True):
     """Have torchft's lighthouse here: ``LighthouseUp`` once it listens. It is put back when it dies."""
 
@@ -193,12 +230,13 @@ AnyToAgent = (
     | Unclaim
     | Prepare
     | Start
+    | CopySlot
+    | KeepSlots
     | Stop
     | Tell
     | Acknowledge
     | Examine
     | Retire
-    | Shutdown
     | RunLighthouse
     | Forward
 )
@@ -229,7 +267,8 @@ class Prepared(FromAgent, frozen=True):
 
 class Unprepared(FromAgent, frozen=True):
     kind: Kind
-    """``LOAD`` or ``STORAGE``, which no retry cures, ``TEMPLATE`` or ``START``."""
+    """``LOAD`` or ``STORAGE``, which aren't retried, ``TEMPLATE``, ``START``, or ``LIMIT``: one of the
+    host's limits is too low for these workers."""
     message: str
     traceback: str
 
@@ -281,6 +320,8 @@ class HandedOver(FromAgent, frozen=True):
 class Output(FromAgent, frozen=True):
     rank: int
     text: str
+    echo: bool = False
+    """It is about the failure of another rank."""
 
 
 class Exited(FromAgent, frozen=True):
@@ -315,7 +356,9 @@ class Examined(FromAgent, frozen=True):
 
 
 class Uploaded(FromAgent, frozen=True):
-    """The agent has finished an upload that its worker did not live to finish; or could not."""
+    """The agent has written a part of a checkpoint to storage, or could not: a snapshot, or what its worker
+    did not live to upload.
+    """
 
     epoch: int
     generation: int
@@ -323,6 +366,18 @@ class Uploaded(FromAgent, frozen=True):
     index: int
     part: Part | None
     reason: str = ""
+
+
+class SlotCopied(FromAgent, frozen=True):
+    """A copy of a rank's snapshot is here; or can't be."""
+
+    rank: int
+    at: At
+    seconds: float = 0.0
+    reason: str = ""
+    """Why it can't be."""
+    refused: bool = False
+    """For lack of memory."""
 
 
 class Gone(FromAgent, frozen=True):
@@ -348,6 +403,7 @@ class Beat(FromAgent, frozen=True):
 AnyFromAgent = (
     Status
     | Uploaded
+    | SlotCopied
     | Inventory
     | HandedOver
     | Prepared

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from everstep.backend.base import Endpoint
-from everstep.control.reports import Part
-from everstep.control.snapshots import At
-from everstep.control.stragglers import Pace
+from everstep.health.stragglers import Pace
+from everstep.saved.reports import Part
+from everstep.saved.snapshots import At
 
 
 class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
@@ -36,19 +36,21 @@ class Report(FromWorkerMessage, frozen=True, tag="r"):
     restore_s: float = 0.0
     bound: bool = False
     """By this process, and nobody else can: a function of the user's uploads it."""
-    copied: bool = False
+    taken: bool = msgspec.field(default=False, name="copied")
     """Its host has a snapshot of this report in memory."""
     copy_s: float = 0.0
     """How long training waited for that."""
-    copying: bool = False
-    """The snapshot is being taken: ``Copied`` follows."""
+    taking: bool = msgspec.field(default=False, name="copying")
+    """The snapshot is being taken: ``SnapshotTaken`` follows."""
     silent: bool = False
     """It has no metrics: it brings what is to be saved when the function has returned."""
     pace: Pace | None = None
     """What the step took that it ends."""
+    at: float | None = None
+    """When it was made, by the monotonic clock of its host; None: nobody has said."""
 
 
-class Copied(FromWorkerMessage, frozen=True):
+class SnapshotTaken(FromWorkerMessage, frozen=True, tag="Copied"):
     """Its host has a snapshot in memory, which was taken while training went on."""
 
     index: int
@@ -116,8 +118,8 @@ class Raised(FromWorkerMessage, frozen=True):
     """It had joined its group: the user's code was running."""
     damaged: str = ""
     """The folder of the checkpoint that could not be restored, if that was the reason."""
-    lost_snapshot: bool = False
-    """The snapshot in memory that it was given could not be restored."""
+    lost_snapshot: At | None = None
+    """The snapshot in memory that it was given, if that could not be restored."""
     final: bool = False
     """It would happen again every time."""
 
@@ -126,7 +128,7 @@ AnyFromWorker = (
     Hello
     | Joined
     | Report
-    | Copied
+    | SnapshotTaken
     | StallTold
     | PartDone
     | PartFailed
@@ -168,9 +170,9 @@ class CommitTold(ToWorker, frozen=True):
 
 
 class Kept(ToWorker, frozen=True):
-    """The snapshot ``at`` stays, and nothing else up to ``upto`` is needed."""
+    """These snapshots stay, and nothing else up to ``upto`` is needed."""
 
-    at: At | None
+    kept: tuple[At, ...]
     upto: At
 
 
@@ -195,7 +197,7 @@ class StateDue(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotEvery(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot is taken with every so-many-th report; 0: with none."""
+    """A snapshot is taken at one report in so many; 0: at none."""
 
     reports: int
 

@@ -141,6 +141,8 @@ class Network:
     cut_until: float = 0.0
     trouble: float = 0.0
     """How likely it is that a request gets no answer."""
+    slowest: float = 2.0
+    """Seconds that one in a hundred may take longer than the others."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class SimStore:
         rng, time = self.network.rng, self.process.time
         answer_after = rng.uniform(0.001, 0.05) + size / self.view.disk.bytes_per_s
         if rng.random() < 0.01:
-            answer_after += rng.uniform(0.1, 20.0)
+            answer_after += rng.uniform(0.1, self.network.slowest)
         away = self.network.cut_until - time.now
         if away > 0 or rng.random() < self.network.trouble or answer_after > ANSWER_S:
             self._without_answer(effect, future, away)

@@ -6,14 +6,17 @@ that knows which objects count: those that were made at the end of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from everstep.control import commands as c
-from everstep.driver import journal, records
-from everstep.driver.history import History
-from everstep.driver.records import AnyRecord
+from everstep.identity import Incarnation
+from everstep.journal import journal, records
+from everstep.journal.history import History
+from everstep.journal.records import AnyRecord
+from everstep.saved.checkpoints import CheckpointRef, in_order
 from everstep.sim.disk import Disk, View
 from everstep.sim.time import RuleBroken
 from everstep.storage.asynchronous import ImmediateStore, complete
@@ -21,6 +24,17 @@ from everstep.storage.checkpoints import MANIFEST, Manifest
 
 RUN = "run/"
 _LOG = f"{RUN}{journal.FOLDER}/"
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A manifest."""
+
+    data: bytes
+    manifest: Manifest
+    openings: int
+    """How often the run had been taken when it was written."""
 
 
 class Rules:
@@ -32,13 +46,17 @@ class Rules:
         self.records: list[AnyRecord] = []
         """What the journal must say: all that was ever written at its end, in order."""
         self.given_up: set[str] = set()
-        self.manifests: dict[str, bytes] = {}
+        self.manifests: dict[str, Written] = {}
         """All that were ever written, by folder."""
         self.damaged = False
         """Something of the journal was damaged by a fault: what it hit is lost."""
         self.openings = 0
-        self._written_under: dict[str, int] = {}
-        """How often the run had been taken when a manifest was written."""
+        self.owner = ""
+        """Who has taken the run last."""
+        self.spoilt: set[str] = set()
+        """Checkpoints whose files were damaged by a fault."""
+        self.shards: Mapping[str, set[int]] = {}
+        """The ranks that have something to add, by folder."""
         self._highest = 0
         self._strays: set[str] = set()
         """Objects of the journal that were not made at its end."""
@@ -46,7 +64,7 @@ class Rules:
         """Drivers that have made one, and which."""
         self.keep: int | None = None
         """How many checkpoints retention keeps."""
-        self._snapshot = records.Snapshot([], 1)
+        self._snapshot = records.Compacted([], 1)
         disk.watcher = self
 
     # ------------------------------------------------------------------ every change
@@ -54,9 +72,11 @@ class Rules:
     def created(self, key: str, data: bytes) -> None:
         if key.startswith(_LOG) and key.removeprefix(_LOG).isdigit():
             self._appended(int(key.removeprefix(_LOG)), data)
-        elif key.endswith(f"/{MANIFEST}") and not msgspec.json.decode(data, type=Manifest).void:
-            self.manifests.setdefault(_folder(key), data)
-            self._written_under.setdefault(_folder(key), self.openings)
+        elif key.endswith(f"/{MANIFEST}") and not (manifest := _decoder.decode(data)).void:
+            folder = _folder(key)
+            if {*manifest.ranks} != self.shards.get(folder, {*manifest.ranks}):
+                raise RuleBroken(f"5: {folder} is committed with the shards of {manifest.ranks} only")
+            self.manifests.setdefault(_folder(key), Written(data, manifest, self.openings))
 
     def _appended(self, number: int, data: bytes) -> None:
         if number <= self._highest:
@@ -65,7 +85,7 @@ class Rules:
         self._highest = number
         for record in records.decode(data):
             match record:
-                case records.Snapshot():
+                case records.Compacted():
                     self._snapshot = record
                     if self.damaged:
                         self._read_new_beginning(record.archives)
@@ -73,9 +93,10 @@ class Rules:
                     self._give_up(record.folder)
                 case records.Opened():
                     self.openings += 1
+                    self.owner = record.nonce
                 case _:
                     pass
-            if not isinstance(record, records.Snapshot):
+            if not isinstance(record, records.Compacted):
                 self.records.append(record)
 
     def _read_new_beginning(self, archives: Sequence[str]) -> None:
@@ -90,15 +111,39 @@ class Rules:
         if folder in self.manifests and folder not in self.given_up:
             if self.keep is None:
                 raise RuleBroken(f"4: {folder} is given up, and all checkpoints are to be kept")
-            if self.restorable()[-1:] == [folder]:
+            if self._is_newest(self._ref(folder)):
                 raise RuleBroken(f"4: {folder} is given up, and is the newest")
             if self._is_pending(folder):
                 raise RuleBroken(f"4: {folder} is given up, and waits for its validation")
         self.given_up.add(folder)
 
+    def _is_newest(self, ref: CheckpointRef) -> bool:
+        """Of the checkpoints that the journal knows, and not as damaged: a file that has rotted is noticed
+        when it is read, and a manifest whose writer got no answer when it is written again.
+        """
+        known: set[str] = set()
+        damaged: set[str] = set()
+        for record in self.records:
+            if isinstance(record, records.Damaged):
+                damaged.add(record.folder)
+            elif isinstance(record, records.Committed):
+                known.add(record.folder)
+                damaged.discard(record.folder)  # it can be read again
+        gone = self.manifests.keys() & (self.given_up | damaged)
+        there = {folder: self._ref(folder) for folder in self.manifests.keys() - gone}
+        if self.damaged:
+            # Nobody knows what was let go before: how replica groups compare is known no more.
+            others = (other for other in there.values() if other != ref)
+            return all(other.epoch < ref.epoch or _precedes(other, ref) for other in others)
+        let_go: dict[Incarnation, CheckpointRef] = {}
+        for one in sorted(map(self._ref, gone & known), key=lambda one: one.index):
+            let_go[one.incarnation] = one
+        known.add(ref.folder)
+        return in_order((there[f] for f in there.keys() & known), let_go.values())[-1:] == [ref]
+
     def _is_pending(self, folder: str) -> bool:
         """Whether its validation was asked for, and isn't over. Nobody knows what a damaged journal lost."""
-        if self.damaged or not msgspec.json.decode(self.manifests[folder], type=Manifest).validation:
+        if self.damaged or not self.manifests[folder].manifest.validation:
             return False
         return not any(isinstance(r, records.Validated) and r.folder == folder for r in self.records)
 
@@ -140,28 +185,34 @@ class Rules:
 
     # ------------------------------------------------------------------ a start of workers
 
+    def _ref(self, folder: str) -> CheckpointRef:
+        found = self.manifests[folder].manifest
+        return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, found.order)
+
     def restorable(self) -> list[str]:
-        """Checkpoints that exist and are whole, the newest last."""
+        """Checkpoints that exist and are whole, by epoch and index."""
         found = []
-        for folder in self.manifests:
-            if folder not in self.given_up:
-                manifest = msgspec.json.decode(self.manifests[folder], type=Manifest)
-                if all(self._view.exists(f"{folder}/{file.path}") for file in manifest.files):
-                    found.append((manifest.epoch, manifest.index, folder))
+        for folder, written in self.manifests.items():
+            manifest = written.manifest
+            there = (self._view.exists(f"{folder}/{file.path}") for file in manifest.files)
+            if folder not in self.given_up and folder not in self.spoilt and all(there):
+                found.append((manifest.epoch, manifest.index, folder))
         return [folder for _, _, folder in sorted(found)]
 
     def check_start(self, checkpoint: str | None, at_least: str | None) -> None:
         """``at_least``: what a driver that starts without workers must have found."""
         if checkpoint is not None and checkpoint not in self.manifests:
             raise RuleBroken(f"5: {checkpoint} is restored, and was never committed")
-        if at_least is not None and at_least not in self.given_up and (checkpoint or "") < at_least:
+        if at_least is None or at_least in self.given_up | self.spoilt:
+            return
+        if (checkpoint or "") < at_least:
             raise RuleBroken(f"5: {checkpoint} is restored, and {at_least} is newer and whole")
 
     # ------------------------------------------------------------------ at the end
 
     def check_end(self) -> None:
-        for folder, manifest in self.manifests.items():
-            if folder not in self.given_up and self._view.read(f"{folder}/{MANIFEST}") != manifest:
+        for folder, written in self.manifests.items():
+            if folder not in self.given_up and self._view.read(f"{folder}/{MANIFEST}") != written.data:
                 raise RuleBroken(f"9: the manifest of {folder} is gone, and nobody gave it up")
         log = ImmediateStore(self._view).child(journal.FOLDER)
         scan = complete(journal.scan_journal(log))
@@ -170,7 +221,7 @@ class Rules:
         if not self.damaged:
             if scan.damage:
                 raise RuleBroken(f"the journal is damaged, by nobody: {scan.damage}")
-            found = [record for record in scan.records() if not isinstance(record, records.Snapshot)]
+            found = [record for record in scan.records() if not isinstance(record, records.Compacted)]
             if found != self.records:
                 raise RuleBroken(_difference(found, self.records))
             if len(rows) != len(set(rows)):
@@ -180,7 +231,7 @@ class Rules:
                 raise RuleBroken(f"9: the run has finished, and {waiting} wait for their validation")
         if not self.damaged:
             # What a driver writes that has been replaced is found when the run is taken the next time.
-            before = {f for f, openings in self._written_under.items() if openings < self.openings}
+            before = {f for f, written in self.manifests.items() if written.openings < self.openings}
             lost = before - self.given_up - {*history.checkpoints, *history.damaged}
             if lost:
                 raise RuleBroken(f"4: the journal does not know of {sorted(lost)}, which are committed")
@@ -192,6 +243,11 @@ class Rules:
             if isinstance(record, records.Metrics)
             for row in record.rows
         }
+
+
+def _precedes(one: CheckpointRef, other: CheckpointRef) -> bool:
+    """Whether they are of one incarnation, in this order."""
+    return one.incarnation == other.incarnation and one.index < other.index
 
 
 def _folder(key: str) -> str:

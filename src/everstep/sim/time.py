@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 MOST_STEPS = 400_000
@@ -15,42 +16,58 @@ class RuleBroken(AssertionError):
     """Something that must always hold doesn't."""
 
 
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise RuleBroken(what)
+
+
 class VirtualTime:
     def __init__(self) -> None:
         self.now = 0.0
         self.running: Process | None = None
         """Whose event loop is the running one."""
         self.error: BaseException | None = None
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.over = False
+        """Nothing more is to happen."""
+        self._queue: list[tuple[float, int, Process | None, Callable[[], object]]] = []
         self._made = 0
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        self._made += 1
-        heapq.heappush(self._queue, (max(when, self.now), self._made, action))
+    def at(self, when: float, action: Callable[[], object], process: Process | None = None) -> None:
+        """Do this then; in that process, if one is given: when it goes on if it is paused, never if it is
+        dead.
+        """
+        self._made = number = self._made + 1
+        heapq.heappush(self._queue, (when if when > self.now else self.now, number, process, action))
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         self.at(self.now + seconds, action)
 
     def failed(self, error: BaseException) -> None:
         """Something that nobody caught: the schedule ends with it."""
         self.error = self.error or error
 
-    def run(self, until: float, is_over: Callable[[], bool]) -> None:
-        """Do what is due, one thing after the other, until then or until it is over."""
+    def run(self, until: float, most: int | None = MOST_STEPS) -> None:
+        """Do what is due, one thing after the other, until then or until it is over. ``most``: as many things
+        as there can be.
+        """
         steps = 0
         queue, pop = self._queue, heapq.heappop
         try:
-            while queue and queue[0][0] <= until and not is_over():
-                self.now, _, action = pop(queue)
-                action()
+            while queue and queue[0][0] <= until and not self.over:
+                self.now, _, process, action = pop(queue)
+                if process is None:
+                    action()
+                else:
+                    process.do(action)
                 if self.error is not None:
                     raise self.error
                 steps += 1
-                if steps > MOST_STEPS:
+                if steps == most:
                     raise RuleBroken(f"{steps} steps, and no end")
         finally:
-            self.running = None
-            asyncio._set_running_loop(None)
+            if self.running is not None:
+                self.running = None
+                asyncio._set_running_loop(None)
 
 
 class Process:
@@ -62,7 +79,7 @@ class Process:
         self.alive = True
         self.paused = False
         self.loop = Loop(self)  # type: ignore[abstract]
-        self._held_back: list[Callable[[], None]] = []
+        self._held_back: list[Callable[[], object]] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
     def run(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -78,20 +95,21 @@ class Process:
         if error is not None:
             self.time.failed(error)
 
-    def do(self, action: Callable[[], None]) -> None:
+    def do(self, action: Callable[[], object]) -> None:
         """Run this in the process: now, or when it goes on, or never."""
         if not self.alive:
             return
         if self.paused:
             self._held_back.append(action)
             return
-        if self.time.running is not self:
-            self.time.running = self
+        time = self.time
+        if time.running is not self:
+            time.running = self
             asyncio._set_running_loop(self.loop)
         action()
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        self.time.after(seconds, lambda: self.do(action))
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        self.time.at(self.time.now + seconds, action, self)
 
     def pause(self, seconds: float) -> None:
         if self.alive and not self.paused:
@@ -102,7 +120,7 @@ class Process:
         self.paused = False
         waiting, self._held_back = self._held_back, []
         for action in waiting:
-            self.time.after(0.0, lambda action=action: self.do(action))  # type: ignore[misc]
+            self.later(0.0, action)
 
     def kill(self) -> None:
         self.alive = False
@@ -120,6 +138,36 @@ class Process:
                 pass  # it wanted to clean up, and is dead
 
 
+class Call:
+    """A callback that waits for its turn. As ``asyncio.Handle``, of which a schedule makes very many."""
+
+    __slots__ = ("_args", "_callback", "_context", "_when")
+
+    def __init__(self, callback: Any, args: Any, context: Context | None, when: float) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._when = when
+
+    def __call__(self) -> None:
+        callback = self._callback
+        if callback is None:
+            return
+        if self._context is None:
+            callback(*self._args)
+        else:
+            self._context.run(callback, *self._args)
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        self._callback = self._args = None
+
+    def cancelled(self) -> bool:
+        return self._callback is None
+
+
 class Loop(asyncio.AbstractEventLoop):
     """What coroutines, futures and tasks need of an event loop."""
 
@@ -131,32 +179,24 @@ class Loop(asyncio.AbstractEventLoop):
         return self._process.time.now
 
     def call_soon(  # type: ignore[override]
-        self, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._schedule(self.time(), handle)
-        return handle
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
+        return self.call_at(self._process.time.now, callback, *args, context=context)
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
+        return self.call_at(self._process.time.now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._schedule(when, handle)
-        return handle
-
-    def _schedule(self, when: float, handle: asyncio.Handle) -> None:
-        def run() -> None:
-            if not handle.cancelled():
-                handle._run()
-
-        self._process.time.at(when, lambda: self._process.do(run))
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
+        call = Call(callback, args, context, when)
+        process = self._process
+        process.time.at(when, call, process)
+        return call
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -165,9 +205,6 @@ class Loop(asyncio.AbstractEventLoop):
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **more)
         self.tasks.append(task)
         return task
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
 
     def get_debug(self) -> bool:
         return False

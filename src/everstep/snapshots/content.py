@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from everstep.errors import DamagedCheckpointError, LostSnapshotError
 from everstep.snapshots.copying import Copying
-from everstep.snapshots.layout import Index, Layout, Shard, index_file, rank_of_index
-from everstep.snapshots.segments import Segment, Slot
+from everstep.snapshots.layout import Index, Layout, Shard, index_file, rank_of_index, rank_of_tensors
+from everstep.snapshots.segments import Segment, Slot, SlotRecord
 
 BLOCK = 1 << 20
 """Bytes that a checksum sums up into one number."""
@@ -87,37 +87,58 @@ def by_file(shards: Mapping[str, Shard]) -> dict[str, Layout]:
     return {file: Layout(some) for file, some in files.items()}
 
 
-def digest(sums: Callable[[mmap.mmap], bytes], slot: Slot, notes: bytes) -> bytes:
-    """Of all that a slot holds. It finds what was torn or flipped, at about the speed of memory."""
-    found = hashlib.sha256(notes)
-    for name in sorted(slot.files):
-        segment = slot.files[name]
-        found.update(struct.pack("<Q", segment.size) + sums(segment.map()))
-    return found.digest()
+def digest(sums: Callable[[mmap.mmap], bytes], segment: Segment) -> bytes:
+    """Of a file in memory. It finds what was torn or flipped, at about the speed of memory."""
+    return hashlib.sha256(struct.pack("<Q", segment.size) + sums(segment.map())).digest()
 
 
 class InMemory:
-    """One rank's snapshot, for the same rank of as many."""
+    """A snapshot in the memory of hosts, for a rank of as many as saved it, or of another number.
 
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
-        self._index = Index.decoded(slot.notes)
+    ``find`` gives a rank's slot with these of its files, from wherever it is.
+    """
 
-    @property
-    def world_size(self) -> int:
-        return self._index.world_size
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        return [self._index.rank]
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        world_size: int,
+        find: Callable[[int, Sequence[str]], Slot],
+        sums: Callable[[mmap.mmap], bytes],
+    ) -> None:
+        self._rank = rank % world_size
+        self.ranks = ranks
+        self.world_size = world_size
+        self._find = find
+        self._sums = sums
+        self._indexes: dict[int, Index] = {}
+        self._files: dict[str, mmap.mmap] = {}
 
     def index(self, rank: int) -> Index:
-        if rank != self._index.rank:
-            raise LostSnapshotError(rank, f"is not in the memory of rank {self._index.rank}")
-        return self._index
+        if rank not in self._indexes:
+            self._indexes[rank] = Index.decoded(_sound_record(self._find(rank, ()), rank).notes)
+        return self._indexes[rank]
 
     def file(self, name: str) -> mmap.mmap:
-        return self._slot.files[name].map()
+        if name not in self._files:
+            rank = rank_of_tensors(name)
+            rank = self._rank if rank is None else rank
+            slot = self._find(rank, [name])
+            wanted = _sound_record(slot, rank).contents[name].digest
+            if digest(self._sums, slot.files[name]) != wanted:
+                raise LostSnapshotError(rank, _DAMAGED)
+            self._files[name] = slot.files[name].map()
+        return self._files[name]
+
+
+_DAMAGED = "is not what was put there"
+
+
+def _sound_record(slot: Slot, rank: int) -> SlotRecord:
+    record = slot.record
+    if record is None or not record.is_sound:
+        raise LostSnapshotError(rank, _DAMAGED)
+    return record
 
 
 class Folder:

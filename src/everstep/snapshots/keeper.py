@@ -2,19 +2,20 @@
 
 Slots lie in memory of the host, which outlives this process. One of them holds the snapshot that every rank
 has; another one that this rank has taken since, and of which it isn't known yet whether every rank has it.
-Neither is written over. Besides, a slot stays as it is while it is being written to storage.
+Where other hosts get copies, there are also the one that they have, and the one that they are getting. None
+of these is written over. Besides, a slot stays as it is while it is being written to storage.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from everstep.control.snapshots import At
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, LostSnapshotError, UnequalReportsError
+from everstep.saved.snapshots import At
 from everstep.snapshots.content import Content, by_file, digest
 from everstep.snapshots.copying import Copying, UnderWay
 from everstep.snapshots.layout import Index, Layout, Shard
@@ -23,6 +24,8 @@ from everstep.storage.checkpoints import Share
 
 FEWEST = 2
 """Slots without which there is no snapshot that all ranks have at every instant."""
+MOST = 4
+"""With one that other hosts have copies of, one that they are getting, and a newer one."""
 
 
 class HostMemory(Protocol):
@@ -44,6 +47,10 @@ class HostMemory(Protocol):
         """So many, or none. ``needed``: without them nothing can be saved at all, so they are given in any
         case.
         """
+        ...
+
+    def find(self, at: At, rank: int, files: Sequence[str]) -> Slot | None:
+        """What a rank had then, and these of its files, from wherever it is; None: nobody has it."""
         ...
 
     def drop(self, number: int) -> None: ...
@@ -74,14 +81,14 @@ class Taken(NamedTuple):
 class Keeper:
     """Used from the training function's thread, and from the one that listens."""
 
-    def __init__(self, rank: int, world_size: int, memory: HostMemory, kept: At | None) -> None:
-        """``kept``: the snapshot that this rank starts from."""
+    def __init__(self, rank: int, world_size: int, memory: HostMemory, kept: Sequence[At] = ()) -> None:
+        """``kept``: the snapshot that this rank starts from, and others that may still be needed."""
         self._rank = rank
         self._world_size = world_size
         self._memory = memory
         self._slots: dict[int, Slot] | None = None
         """By number; None: not asked for yet."""
-        self._kept = kept
+        self._kept = tuple(kept)
         self._open: At | None = None
         """The one that this rank has taken, and of which it isn't known what becomes of it."""
         self._copying: UnderWay | None = None
@@ -96,21 +103,26 @@ class Keeper:
 
     # ------------------------------------------------------------------ what is kept
 
-    def find(self, at: At) -> Slot | None:
-        """The snapshot of this rank that was taken then, if it is there."""
-        return next(
-            (slot for slot in self._own().values() if slot.label is not None and slot.label.at == at), None
-        )
+    def find(self, at: At, rank: int, files: Sequence[str] = ()) -> Slot:
+        """What a rank had then, with these of its files."""
+        if rank == self._rank:
+            for slot in self._own().values():
+                if slot.label is not None and slot.label.at == at:
+                    return slot
+        found = self._memory.find(at, rank, files)
+        if found is None:
+            raise LostSnapshotError(rank, self._memory.refused or "is not there")
+        return found
 
     def _own(self) -> dict[int, Slot]:
         if self._slots is None:
             self._slots = dict(self._memory.old_slots())
         return self._slots
 
-    def settled(self, kept: At | None, upto: At) -> None:
-        """Every rank has ``kept``; nothing else up to ``upto`` is needed."""
+    def settled(self, kept: Sequence[At], upto: At) -> None:
+        """``kept`` are needed; nothing else up to ``upto`` is."""
         with self._changed:
-            self._kept = kept
+            self._kept = tuple(kept)
             if self._open is not None and self._open <= upto:
                 self._open = None
             self._changed.notify_all()
@@ -129,10 +141,9 @@ class Keeper:
             return False
         with self._changed:
             if not self._changed.wait_for(lambda: self._open is None or self._undriven, limit_s):
-                raise RuntimeError(
+                raise UnequalReportsError(
                     f"rank {self._rank} has taken a snapshot of its state that other ranks have not taken "
-                    f"after {limit_s:g} s (Deadlines.report_wait_s): every rank must report its state "
-                    "equally often"
+                    f"after {limit_s:g} s (Deadlines.report_wait_s)"
                 )
             return self._open is None
 
@@ -141,7 +152,7 @@ class Keeper:
         self.complete()
         self._has_room = False
         with self._changed:
-            self._kept = self._open = None
+            self._kept, self._open = (), None
         self._drop(lambda slot: True)
 
     # ------------------------------------------------------------------ taking one
@@ -174,8 +185,8 @@ class Keeper:
         return Taken(number, at, remember)
 
     def _finish(self, slot: Slot, at: At, index: Index, sums: Callable[[mmap.mmap], bytes]) -> None:
-        notes = index.encoded()
-        slot.finish(at, self._world_size, notes, digest(sums, slot, notes))
+        digests = {name: digest(sums, segment) for name, segment in slot.files.items()}
+        slot.finish(at, self._world_size, index.encoded(), digests)
 
     @property
     def is_copying(self) -> bool:
@@ -223,6 +234,8 @@ class Keeper:
             for number, slot in own.items():
                 if number not in storing and not self._is_needed(slot):
                     return number
+            if remember and len(own) - len(storing) >= MOST:
+                return None
             # The first time all that are needed, so that it is known at once whether there is room.
             count = max(1, FEWEST - len(own)) if remember else 1
             own.update(self._memory.new_slots(self._sizes, count, needed=not remember))
@@ -231,13 +244,15 @@ class Keeper:
                 self.forgo()
                 return None
             if all(number in storing or self._is_needed(slot) for number, slot in own.items()):
+                if not storing:
+                    return None  # until other hosts have copies of what is kept for them
                 # What is being written is in the way, and there is no room to go round it.
                 self._memory.wait()
 
     def _is_needed(self, slot: Slot) -> bool:
         label = slot.label
         with self._changed:
-            return label is not None and label.at in (self._kept, self._open)
+            return label is not None and label.at in (*self._kept, self._open)
 
     def _drop(self, is_superfluous: Callable[[Slot], bool]) -> None:
         """Give back slots that nobody needs: of another state than this one, say of code that has changed."""

@@ -98,6 +98,12 @@ def rank_of_index(path: str) -> int | None:
     return int(number) if number.isdigit() and path == index_file(int(number)) else None
 
 
+def rank_of_tensors(path: str) -> int | None:
+    """Whose tensors a file has; None: those of all ranks."""
+    number = path.removeprefix("state-").removesuffix(".safetensors")
+    return int(number) if number.isdigit() else None
+
+
 def holds_state(paths: Iterable[str]) -> bool:
     """Whether a checkpoint of these files is one of the training state."""
     return any(rank_of_index(path) is not None for path in paths)

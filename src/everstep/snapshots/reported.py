@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import mmap
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
 
-from everstep.control.snapshots import At
-from everstep.errors import ConfigError, LostSnapshotError
-from everstep.snapshots.content import InMemory, Restorable, digest
+from everstep.errors import ConfigError
+from everstep.saved.snapshots import At
+from everstep.snapshots.content import InMemory, Restorable
 from everstep.snapshots.keeper import HostMemory, Keeper, Taken
-from everstep.snapshots.layout import Index, check_same, tree_of
-from everstep.snapshots.segments import Slot
+from everstep.snapshots.layout import check_same, tree_of
 from everstep.storage.checkpoints import Share
+
+
+class GivenSnapshot(NamedTuple):
+    """What a worker is told of the snapshot that it starts from."""
+
+    at: At
+    ranks: int
+    """How many took it together."""
+    kept: Sequence[At]
+    """This one, and others that may still be needed."""
 
 
 class ReportedState:
@@ -22,20 +34,24 @@ class ReportedState:
         rank: int,
         world_size: int,
         memory: HostMemory,
-        snapshot: At | None,
+        given: GivenSnapshot | None,
         places: Callable[[], dict[str, Any]],
         first_of: Callable[[bytes], bytes],
+        waiting: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """``snapshot``: what this rank starts from, in its host's memory. ``places``: where it is in its data
-        sets. ``first_of``: what the first rank gives, at all of them.
+        """``given``: what this rank starts from, in the memory of hosts. ``places``: where it is in its data
+        sets. ``first_of``: what the first rank gives, at all of them. ``waiting``: entered while this rank
+        may wait for others.
         """
         self._epoch = epoch
         self._rank = rank
-        self._snapshot = snapshot
+        self._world_size = world_size
+        self._given = given
         self._places = places
         self._first_of = first_of
+        self._waiting = waiting
         self._is_checked = False
-        self.keeper = Keeper(rank, world_size, memory, snapshot)
+        self.keeper = Keeper(rank, world_size, memory, () if given is None else given.kept)
         self._turn = 0
         self._latest: tuple[Restorable, int] | None = None
         """What was reported last, until it is on its way to storage."""
@@ -46,39 +62,39 @@ class ReportedState:
 
     # ------------------------------------------------------------------ restoring
 
-    def remembered(self) -> Slot | None:
-        """The snapshot that this rank starts from; None: it starts from storage, or from nothing."""
-        if self._snapshot is None:
-            return None
-        slot = self.keeper.find(self._snapshot)
-        if slot is None:
-            raise LostSnapshotError(self._rank, "is not there")
-        return slot
+    def _source(self, given: GivenSnapshot, sums: Callable[[mmap.mmap], bytes]) -> InMemory:
+        alike = given.ranks == self._world_size
+        return InMemory(
+            self._rank,
+            [self._rank] if alike else range(given.ranks),
+            given.ranks,
+            partial(self.keeper.find, given.at),
+            sums,
+        )
 
     def restore(self, state: Restorable) -> int | None:
-        """From memory. Returns the step; None: it isn't there."""
-        slot = self.remembered()
-        if slot is None:
+        """From memory. Returns the step; None: it starts from storage, or from nothing."""
+        if self._given is None:
             return None
-        label = slot.label
-        assert label is not None, "it was found by its label"
-        if digest(state.sums, slot, slot.notes) != label.digest:
-            raise LostSnapshotError(self._rank, "is not what was put there")
-        source = InMemory(slot)
+        source = self._source(self._given, state.sums)
         state.load(source, self._rank)
-        return source.index(self._rank).step
+        return source.index(source.ranks[0]).step
 
-    def restored_places(self) -> dict[str, Any] | None:
-        """Where in its data sets the rank was, in the snapshot that it starts from."""
-        slot = self.remembered()
-        return None if slot is None else Index.decoded(slot.notes).places
+    def restored_places(self) -> list[tuple[int, dict[str, Any]]] | None:
+        """Where in its data sets each rank was, in the snapshot that it starts from: this rank alone, if
+        there were as many of them.
+        """
+        if self._given is None:
+            return None
+        source = self._source(self._given, lambda memory: b"")
+        return [(rank, source.index(rank).places) for rank in source.ranks]
 
     # ------------------------------------------------------------------ reporting
 
     def report(
         self, state: Restorable, index: int, step: int | None, *, every: int, due: bool, limit_s: float
     ) -> Taken | None:
-        """Take a snapshot, if it is its turn (with ``every`` so-many-th report, 0: none) and the host's
+        """Take a snapshot, if it is its turn (one report in ``every``; 0: none) and the host's
         memory can have it, or one is due to be written.
         """
         at = At(self._epoch, index)
@@ -91,7 +107,7 @@ class ReportedState:
         began = time.monotonic()
         if not every:
             self.keeper.forgo()
-        elif (due or index % every == 0) and self.keeper.remembers(limit_s):
+        elif (due or index % every == 0) and self._remembers(limit_s):
             began = time.monotonic()
             self._newest = self._take(state, at, number, remember=True)
         if due and self._newest is None:
@@ -100,6 +116,10 @@ class ReportedState:
             self.keeper.complete()  # it is going to be written from memory
         self.copy_s = time.monotonic() - began
         return self._newest
+
+    def _remembers(self, limit_s: float) -> bool:
+        with self._waiting():
+            return self.keeper.remembers(limit_s)
 
     def _take(self, state: Restorable, at: At, step: int, *, remember: bool) -> Taken | None:
         return self.keeper.take(state.capture(), at, step, self._places(), remember=remember)

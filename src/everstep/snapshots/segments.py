@@ -7,19 +7,20 @@ slot that nobody takes for a snapshot.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from everstep.control.snapshots import At
+from everstep.process import kernel
+from everstep.saved.snapshots import At
 
-_LABEL = struct.Struct("<8sQQQQQ32s")
-_MAGIC = b"everstp2"
+_LABEL = struct.Struct("<8sQQQQQQ32s")
+_MAGIC = b"everstp3"
 _WHOLE = 1
 
 
@@ -33,12 +34,7 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, size: int = 0) -> Segment:
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create(f"everstep-{name}", os.MFD_CLOEXEC)
-        else:  # macOS: a file without a name
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        segment = cls(fd)
+        segment = cls(kernel.anonymous_file(f"everstep-{name}"))
         segment.resize(size)
         return segment
 
@@ -90,15 +86,65 @@ class Label(msgspec.Struct, frozen=True):
     """How many ranks took one together."""
     notes: int
     """How many bytes of notes there are."""
+    contents: int
+    """How many bytes say what is in its files."""
     digest: bytes
+    """Of both."""
 
     @property
     def at(self) -> At:
         return At(self.epoch, self.index)
 
 
+class FileContent(msgspec.Struct, frozen=True, array_like=True):
+    """Two files of equal content are the same, wherever they are."""
+
+    size: int
+    digest: bytes
+
+
+_contents = msgspec.msgpack.Decoder(dict[str, FileContent])
+
+
+def _label(memory: mmap.mmap | bytes) -> Label | None:
+    magic, state, epoch, index, ranks, notes, contents, digest = _LABEL.unpack_from(memory)
+    if (magic, state) != (_MAGIC, _WHOLE):
+        return None
+    return Label(epoch, index, ranks, notes, contents, digest)
+
+
+class SlotRecord:
+    """All that says which snapshot a slot holds, and what that consists of."""
+
+    def __init__(self, data: bytes, label: Label) -> None:
+        self.data = data
+        self.label = label
+
+    @classmethod
+    def of(cls, data: bytes) -> SlotRecord | None:
+        """None: it is of no snapshot, or of one that was being written over."""
+        label = _label(data)
+        return cls(data, label) if label is not None else None
+
+    @property
+    def notes(self) -> bytes:
+        return self.data[_LABEL.size : _LABEL.size + self.label.notes]
+
+    @property
+    def contents(self) -> dict[str, FileContent]:
+        """What is in its files, by name: also in those that aren't here."""
+        return _contents.decode(self.data[_LABEL.size + self.label.notes :])
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is what was put there."""
+        return hashlib.sha256(self.data[_LABEL.size :]).digest() == self.label.digest
+
+
 class Slot:
-    """Room for one snapshot of a rank: notes, and files by name."""
+    """Room for one snapshot of a rank: notes, and files by name. Of a snapshot that is of another host, some
+    files may not be here.
+    """
 
     def __init__(self, notes: Segment, files: Mapping[str, Segment]) -> None:
         self._notes = notes
@@ -115,6 +161,13 @@ class Slot:
         return [self._notes.fd, *(self.files[name].fd for name in sorted(self.files))]
 
     @classmethod
+    def copied(cls, name: str, record: SlotRecord) -> Slot:
+        """What says which snapshot another slot holds, without its files."""
+        notes = Segment.create(f"{name}-notes", len(record.data))
+        notes.map()[:] = record.data
+        return cls(notes, {})
+
+    @classmethod
     def of(cls, names: list[str], fds: list[int]) -> Slot:
         return cls(Segment(fds[0]), dict(zip(sorted(names), map(Segment, fds[1:]), strict=True)))
 
@@ -129,27 +182,43 @@ class Slot:
     @property
     def label(self) -> Label | None:
         """The snapshot that is here; None: none is, or not all of one."""
-        magic, state, epoch, index, ranks, notes, digest = _LABEL.unpack_from(self._notes.map())
-        return Label(epoch, index, ranks, notes, digest) if (magic, state) == (_MAGIC, _WHOLE) else None
+        return _label(self._notes.map())
+
+    @property
+    def record(self) -> SlotRecord | None:
+        """What says which snapshot is here; None: none is, or it is being written over."""
+        label = self.label
+        if label is None:
+            return None
+        record = SlotRecord.of(self._notes.map()[: _LABEL.size + label.notes + label.contents])
+        return record if record is not None and record.label == label == self.label else None
 
     @property
     def notes(self) -> bytes:
-        label = self.label
-        assert label is not None, "a slot without a snapshot has no notes"
-        return self._notes.map()[_LABEL.size : _LABEL.size + label.notes]
+        record = self.record
+        assert record is not None, "a slot without a snapshot has no notes"
+        return record.notes
+
+    def with_files(self, files: Mapping[str, Segment]) -> Slot:
+        """The same, with these files: they may be another slot's."""
+        return Slot(self._notes, files)
 
     def clear(self) -> None:
         """What is here is no snapshot any more: it is about to be written over."""
-        _LABEL.pack_into(self._notes.map(), 0, _MAGIC, 0, 0, 0, 0, 0, b"")
+        _LABEL.pack_into(self._notes.map(), 0, _MAGIC, 0, 0, 0, 0, 0, 0, b"")
 
-    def finish(self, at: At, ranks: int, notes: bytes, digest: bytes) -> None:
-        """The files are written: from here on this is a snapshot."""
-        if self._notes.size < _LABEL.size + len(notes):
-            self._notes.resize(2 * (_LABEL.size + len(notes)))
+    def finish(self, at: At, ranks: int, notes: bytes, digests: Mapping[str, bytes]) -> None:
+        """The files are written, and have these digests: from here on this is a snapshot."""
+        found = {name: FileContent(self.files[name].size, digest) for name, digest in digests.items()}
+        contents = msgspec.msgpack.encode(found)
+        body = notes + contents
+        if self._notes.size < _LABEL.size + len(body):
+            self._notes.resize(2 * (_LABEL.size + len(body)))
         memory = self._notes.map()
-        memory[_LABEL.size : _LABEL.size + len(notes)] = notes
-        _LABEL.pack_into(memory, 0, _MAGIC, 0, *at, ranks, len(notes), digest)
-        _LABEL.pack_into(memory, 0, _MAGIC, _WHOLE, *at, ranks, len(notes), digest)
+        memory[_LABEL.size : _LABEL.size + len(body)] = body
+        label = (*at, ranks, len(notes), len(contents), hashlib.sha256(body).digest())
+        _LABEL.pack_into(memory, 0, _MAGIC, 0, *label)
+        _LABEL.pack_into(memory, 0, _MAGIC, _WHOLE, *label)
 
     def close(self) -> None:
         for segment in (self._notes, *self.files.values()):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
-from everstep.control.reports import Part
+from everstep.saved.reports import Part
+from everstep.saved.snapshots import At
 from everstep.snapshots.layout import SHARED_FILE, index_file
 from everstep.snapshots.segments import Segment, Slot
 from everstep.storage.checkpoints import Share, upload_files
 from everstep.storage.store import Store
 
 
-def write(run: Store, share: Share, slot: Slot, *, with_shared: bool) -> Part:
+def write(store: Store, share: Share, slot: Slot, *, with_shared: bool) -> Part:
     """Upload a rank's files of a snapshot, straight from memory. ``with_shared``: also what is the same at
     all ranks.
     """
@@ -21,7 +22,7 @@ def write(run: Store, share: Share, slot: Slot, *, with_shared: bool) -> Part:
     try:
         index.map()[:] = notes
         files = {name: s.path for name, s in slot.files.items() if with_shared or name != SHARED_FILE}
-        return upload_files(run, share, {index_file(share.rank): index.path, **files})
+        return upload_files(store, share, {index_file(share.rank): index.path, **files})
     finally:
         index.close()
 
@@ -51,6 +52,9 @@ class OwnMemory:
             self._slots[self._last_number] = Slot.create("state", sizes)
             made.append((self._last_number, self._slots[self._last_number]))
         return made
+
+    def find(self, at: At, rank: int, files: Sequence[str]) -> Slot | None:
+        return None
 
     def drop(self, number: int) -> None:
         del self._slots[number]

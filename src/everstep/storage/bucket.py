@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from everstep.errors import DamagedCheckpointError, StorageAccessError, StorageError
 from everstep.storage.folder import compare, digest_of, draft_of
 from everstep.storage.retry import attempts
+from everstep.storage.schemes import BUCKETS, MEMORY
 from everstep.storage.store import MAX_BUFFERS, FileRecord, Limits, checked_key
 
 if TYPE_CHECKING:
@@ -51,11 +52,8 @@ _CLIENT_OPTIONS = {
     "timeout",
     "user_agent",
 }
-_ENVIRONMENT = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-# What the services say, in answers that otherwise look like those about an object, or like passing trouble.
-_NO_BUCKET = ("NoSuchBucket", "bucket does not exist", "ContainerNotFound", "container does not exist")
-_NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal", "MissingCredential", "computeMetadata")
-
+_NO_BUCKET = tuple(text for scheme in BUCKETS.values() for text in scheme.no_bucket)
+_NO_CREDENTIALS = tuple(text for scheme in BUCKETS.values() for text in scheme.no_credentials)
 _NO_REQUEST = ("builder error",)
 _DENIED = ("403 Forbidden", "401 Unauthorized")
 _LASTING = (*_NO_BUCKET, *_NO_CREDENTIALS, *_NO_REQUEST, *_DENIED)
@@ -98,14 +96,14 @@ class Bucket:
     def _open(self, timeout_s: float) -> ObjectStore:
         from obstore import exceptions, store as stores
 
-        if self.scheme == "memory":
+        if self.scheme == MEMORY:
             opened: ObjectStore = _memories.setdefault(self.name, stores.MemoryStore())
             return opened
-        kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[self.scheme]
+        kind: Any = getattr(stores, BUCKETS[self.scheme].store)
         timeout = timedelta(seconds=timeout_s)
         client: ClientConfig = {"timeout": timeout, "connect_timeout": min(timeout, timedelta(seconds=5))}
         config: dict[str, str] = {}
-        prefix = _ENVIRONMENT[self.scheme]
+        prefix = BUCKETS[self.scheme].environment
         # Giving any of a client's options makes obstore forget those in the environment.
         around = {name: os.environ.get(f"{prefix}{name.upper()}") for name in _CLIENT_OPTIONS}
         given = {name: value for name, value in around.items() if value is not None} | self._options
@@ -134,6 +132,25 @@ class Bucket:
                 f"look at RunConfig(storage_options=…) and the environment's {prefix}* variables",
             ) from error
         return made
+
+    def refused(self, what: str, error: Exception) -> StorageAccessError:
+        """The error for a request that will be refused again."""
+        text = str(error)
+        if any(word in text for word in _NO_BUCKET):
+            remedy = f"make the bucket {self.name} first, or correct its name"
+        elif any(word in text for word in _NO_CREDENTIALS):
+            remedy = (
+                "no credentials were found: set the "
+                f"{BUCKETS[self.scheme].environment}* environment variables, or RunConfig(storage_options=…)"
+            )
+        elif any(word in text for word in _NO_REQUEST):
+            remedy = "check the endpoint; for one at http://, set the option allow_http to true"
+        else:
+            remedy = (
+                "check that these credentials may read, write, list and delete there: "
+                f"{BUCKETS[self.scheme].environment}* environment variables or RunConfig(storage_options=…)"
+            )
+        return StorageAccessError(f"{what}: {_first_line(error)}", remedy)
 
 
 class BucketStore:
@@ -385,10 +402,10 @@ class BucketStore:
             try:
                 return work()
             except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise self._refused(what, error) from error
+                raise self._bucket.refused(what, error) from error
             except (exceptions.BaseError, OSError) as error:
                 if any(word in str(error) for word in _LASTING):
-                    raise self._refused(what, error) from error
+                    raise self._bucket.refused(what, error) from error
                 if isinstance(error, FileNotFoundError):
                     raise
                 logger.debug("%s, attempt %d: %s", what, tries, _first_line(error))
@@ -397,24 +414,6 @@ class BucketStore:
             f"{what}: {tries} attempts in {limit_s:.0f} s failed, the last with: {_first_line(last)}",
             "look at the network and at the service's status; a later attempt may succeed",
         ) from last
-
-    def _refused(self, what: str, error: Exception) -> StorageAccessError:
-        text = str(error)
-        if any(word in text for word in _NO_BUCKET):
-            remedy = f"make the bucket {self._bucket.name} first, or correct its name"
-        elif any(word in text for word in _NO_CREDENTIALS):
-            remedy = (
-                "no credentials were found: set the "
-                f"{_ENVIRONMENT[self._bucket.scheme]}* environment variables, or RunConfig(storage_options=…)"
-            )
-        elif any(word in text for word in _NO_REQUEST):
-            remedy = "check the endpoint; for one at http://, set the option allow_http to true"
-        else:
-            remedy = (
-                "check that these credentials may read, write, list and delete there: "
-                f"{_ENVIRONMENT[self._bucket.scheme]}* environment variables or RunConfig(storage_options=…)"
-            )
-        return StorageAccessError(f"{what}: {_first_line(error)}", remedy)
 
 
 class _HashingReader(io.RawIOBase):

@@ -24,8 +24,6 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.control.events import CheckpointRef
-from everstep.control.reports import Part
 from everstep.errors import (
     ConfigError,
     ConflictingFilesError,
@@ -33,6 +31,8 @@ from everstep.errors import (
     DamagedCheckpointError,
     StorageError,
 )
+from everstep.saved.checkpoints import CheckpointRef
+from everstep.saved.reports import Part
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.folder import compare, digest_of, files_below
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
@@ -48,6 +48,10 @@ manifests without a seal, and without what the journal says of a checkpoint.
 """
 RESERVED = ("journal", "logs", "requests")
 """Folders of a run that hold something else than checkpoints."""
+LONGEST_NAME = 200
+"""Bytes of a name that a user gives. File systems take 255: the rest is for the suffix of a name that was
+used before, and for what an upload that outlives its worker adds.
+"""
 
 _OURS = re.compile(r"checkpoint_\d{4,}_\d{6,}(_g\d{3,}\.\d{3,})?")
 _REPORT = re.compile(r"\.e(?P<epoch>\d+)")
@@ -62,7 +66,7 @@ class Share(msgspec.Struct, frozen=True):
     rank: int
     epoch: int
     index: int
-    """The how-many-th report of this rank in this epoch."""
+    """Index of the report among those of this rank in this epoch."""
     group: int = 0
     generation: int = 0
     ranks: int = 0
@@ -91,6 +95,8 @@ class PartRecord(msgspec.Struct, frozen=True):
     """What this rank would have brought, and another rank had brought a file of that name already."""
     validation: bytes = b""
     """How the checkpoint is to be validated, if this rank has asked for it."""
+    seal: str = ""
+    """As a manifest's. Empty: written by a version whose parts had none."""
 
     @property
     def checkpoint(self) -> tuple[int, int, int, int, int]:
@@ -122,10 +128,6 @@ class Manifest(msgspec.Struct, frozen=True):
     validation: bytes = b""
     """How it is to be validated; empty: nobody has asked for it."""
 
-    def sealed(self) -> Manifest:
-        plain = msgspec.structs.replace(self, seal="")
-        return msgspec.structs.replace(plain, seal=hashlib.sha256(msgspec.json.encode(plain)).hexdigest())
-
     @property
     def identity(self) -> tuple[object, ...]:
         """What two manifests of one checkpoint have in common, whoever writes them."""
@@ -151,6 +153,13 @@ def check_name(name: str) -> None:
             "give it a plain name, without slashes, control characters or a leading dot",
             "checkpoint_dir_name",
         )
+    size = len(name.encode())
+    if size > LONGEST_NAME:
+        raise ConfigError(
+            f"checkpoint_dir_name={name[:40]!r}… has {size} bytes in UTF-8: at most {LONGEST_NAME} fit",
+            "give a shorter name, and report the rest as metrics",
+            "checkpoint_dir_name",
+        )
     if name in RESERVED or _OURS.fullmatch(name):
         raise ConfigError(
             f"checkpoint_dir_name={name!r} is a name that Everstep uses itself",
@@ -159,7 +168,7 @@ def check_name(name: str) -> None:
         )
 
 
-def claim_name(run: Store, name: str, incarnation: str, index: int, rank: int) -> str:
+def claim_name(store: Store, name: str, incarnation: str, index: int, rank: int) -> str:
     """A folder name that the user chose for a report, made unique.
 
     The first report to use a name gets it. A later one (of a run that was rewound, of a worker that was
@@ -168,27 +177,27 @@ def claim_name(run: Store, name: str, incarnation: str, index: int, rank: int) -
     """
     check_name(name)
     report = f"{incarnation}.{index}"
-    if not run.create(f"{NAMES}/.{report}", name.encode()):
-        chosen = (run.read(f"{NAMES}/.{report}") or b"").decode()
+    if not store.create(f"{NAMES}/.{report}", name.encode()):
+        chosen = (store.read(f"{NAMES}/.{report}") or b"").decode()
         raise ConfigError(
             f"checkpoint_dir_name={name!r} at rank {rank}, and {chosen!r} at another rank, in report {index}",
             "give the same name at all ranks: they save one checkpoint together",
             "checkpoint_dir_name",
         )
-    return name if run.create(f"{NAMES}/{name}", report.encode()) else f"{name}.{report}"
+    return name if store.create(f"{NAMES}/{name}", report.encode()) else f"{name}.{report}"
 
 
 # ---------------------------------------------------------------------- bringing a part
 
 
-def upload_part(run: Store, share: Share, source: Path, check: Callable[[], None] = lambda: None) -> Part:
+def upload_part(store: Store, share: Share, source: Path, check: Callable[[], None] = lambda: None) -> Part:
     """Upload the files of this rank's folder into the checkpoint: ``upload_files``."""
     names = [path.as_posix() for path in files_below(source) if not _is_ours(path)]
-    return upload_files(run, share, {name: source / name for name in names}, check)
+    return upload_files(store, share, {name: source / name for name in names}, check)
 
 
 def upload_files(
-    run: Store, share: Share, sources: Mapping[str, Path], check: Callable[[], None] = lambda: None
+    store: Store, share: Share, sources: Mapping[str, Path], check: Callable[[], None] = lambda: None
 ) -> Part:
     """Upload this rank's files into the checkpoint, durably, and then say so with a part record.
 
@@ -196,7 +205,7 @@ def upload_files(
     file of the same name, the first one's stays, and the other's part says so. ``check`` is called between
     the two; if it raises, there is no part.
     """
-    target = run.child(share.folder)
+    target = store.child(share.folder)
     names = list(sources)
     at_once = max(1, min(PARALLEL_FILES, len(names)))
 
@@ -214,20 +223,20 @@ def upload_files(
     brought = [record for record in found if record is not None]
     refused = [name for name, record in zip(names, found, strict=True) if record is None]
     taken = [FileRecord(name, *digest_of(sources[name])) for name in refused]
-    return record_part(run, share, brought, taken=taken)
+    return record_part(store, share, brought, taken=taken)
 
 
-def note_external(run: Store, share: Share, address: str, options: Mapping[str, str] | None = None) -> Part:
+def note_external(store: Store, share: Share, address: str, options: Mapping[str, str] | None = None) -> Part:
     """A checkpoint that the user's own code has put somewhere already. Its files are listed if possible."""
     try:
         files = list(open_store(address, options).list())
     except (StorageError, ValueError):
         files = []  # a place that only the user's code knows how to read
-    return record_part(run, share, files, address)
+    return record_part(store, share, files, address)
 
 
 def record_part(
-    run: Store,
+    store: Store,
     share: Share,
     files: list[FileRecord],
     external: str | None = None,
@@ -248,8 +257,8 @@ def record_part(
         taken or [],
         share.validation,
     )
-    encoded = msgspec.json.encode(record)
-    if not run.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
+    encoded = msgspec.json.encode(sealed(record))
+    if not store.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
         raise StorageError(
             f"checkpoint {share.folder} has another part of rank {share.rank} already",
             "use each checkpoint_dir_name once, for example with the step number in it",
@@ -274,17 +283,17 @@ class CommittedOtherwiseError(StorageError):
 
 
 async def commit(
-    run: AsyncStore, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes = b""
+    store: AsyncStore, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes = b""
 ) -> Manifest:
     """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same.
 
     A ``StorageError`` leaves open whether it was written; asking again tells. ``CommittedOtherwiseError``,
     ``ConflictingPartsError`` and ``DamagedCheckpointError`` are final.
     """
-    manifest = _manifest_from(run.address(ref.folder), ref, parts, metrics)
-    if await run.call(lambda store: _create_manifest(store.child(ref.folder), manifest)):
+    manifest = _manifest_from(store.address(ref.folder), ref, parts, metrics)
+    if await store.call(lambda blocking: _create_manifest(blocking.child(ref.folder), manifest)):
         return manifest
-    present = await read_manifest(run, ref.folder)
+    present = await read_manifest(store, ref.folder)
     if present is None:
         raise CommittedOtherwiseError(f"checkpoint {ref.folder} was given up by another driver")
     if present.identity != manifest.identity:
@@ -318,7 +327,7 @@ def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], 
             if known is None or (record.external and file.size > known.size):
                 files[file.path] = file
     _check_conflicts(records, files)
-    return Manifest(
+    manifest = Manifest(
         FORMAT,
         ref.epoch,
         ref.index,
@@ -330,7 +339,8 @@ def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], 
         ref.order,
         metrics or next((record.metrics for record in records if record.metrics), b""),
         validation=next((record.validation for record in records if record.validation), b""),
-    ).sealed()
+    )
+    return sealed(manifest)
 
 
 def _check_places(checkpoint: str, records: list[PartRecord]) -> None:
@@ -350,19 +360,19 @@ def _check_conflicts(records: list[PartRecord], files: Mapping[str, FileRecord])
                 raise ConflictingFilesError(file.path, tuple(r.rank for r in claims))
 
 
-async def make_void(run: AsyncStore, folder: str) -> bool:
+async def make_void(store: AsyncStore, folder: str) -> bool:
     """Make sure that a folder can't become a checkpoint any more, whoever is about to commit it. False: it is
     one already.
     """
-    tombstone = Manifest(FORMAT, 0, 0, [], void=True).sealed()
-    if await run.create(f"{folder}/{MANIFEST}", msgspec.json.encode(tombstone)):
+    tombstone = sealed(Manifest(FORMAT, 0, 0, [], void=True))
+    if await store.create(f"{folder}/{MANIFEST}", msgspec.json.encode(tombstone)):
         return True
-    return await read_manifest(run, folder) is None
+    return await read_manifest(store, folder) is None
 
 
-async def read_manifest(run: AsyncStore, folder: str) -> Manifest | None:
+async def read_manifest(store: AsyncStore, folder: str) -> Manifest | None:
     """None if there is none (yet, or any more)."""
-    return _manifest_in(await run.read(f"{folder}/{MANIFEST}"), run.address(folder))
+    return _manifest_in(await store.read(f"{folder}/{MANIFEST}"), store.address(folder))
 
 
 def manifest_of(checkpoint: Store) -> Manifest | None:
@@ -377,15 +387,15 @@ def _manifest_in(data: bytes | None, checkpoint: str) -> Manifest | None:
     return None if manifest.void else manifest
 
 
-async def whole_by_parts(run: AsyncStore, folder: str) -> list[PartRecord]:
+async def whole_by_parts(store: AsyncStore, folder: str) -> list[PartRecord]:
     """The parts of a checkpoint that every rank has brought one of, from the lowest rank up; else nothing.
 
     Where only some ranks save, the others' silence can't be told from their absence by looking at storage.
     """
-    address = run.address(folder)
+    address = store.address(folder)
     parts: dict[int, PartRecord] = {}
-    for file in await run.list(f"{folder}/{PARTS}"):
-        data = await run.read(file.path)
+    for file in await store.list(f"{folder}/{PARTS}"):
+        data = await store.read(file.path)
         if data is not None:
             part = _decode(data, PartRecord, address, file.path.removeprefix(f"{folder}/"))
             parts[part.rank] = part
@@ -395,6 +405,11 @@ async def whole_by_parts(run: AsyncStore, folder: str) -> list[PartRecord]:
 
 
 Format = TypeVar("Format", PartRecord, Manifest)
+
+
+def sealed(record: Format) -> Format:
+    plain = msgspec.structs.replace(record, seal="")
+    return msgspec.structs.replace(plain, seal=hashlib.sha256(msgspec.json.encode(plain)).hexdigest())
 
 
 def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Format:
@@ -417,8 +432,8 @@ def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Form
 
 
 def _seal_holds(data: bytes) -> bool:
-    """Looked at before anything that it says is believed, its format included. Parts have no seal, nor have
-    manifests of formats 1 and 2.
+    """Looked at before anything that it says is believed, its format included. Manifests of formats 1 and 2
+    have none, nor have parts of earlier versions.
     """
     plain = msgspec.json.decode(data)
     seal = plain.get("seal")
@@ -428,9 +443,9 @@ def _seal_holds(data: bytes) -> bool:
 # ---------------------------------------------------------------------- what is there
 
 
-async def list_folders(run: AsyncStore) -> list[str]:
+async def list_folders(store: AsyncStore) -> list[str]:
     """Every checkpoint's folder in the run, committed or not. Other folders there are somebody else's."""
-    names = {file.path.removeprefix(f"{NAMES}/") for file in await run.list(NAMES)}
+    names = {file.path.removeprefix(f"{NAMES}/") for file in await store.list(NAMES)}
 
     def is_checkpoint(folder: str) -> bool:
         if folder in RESERVED:
@@ -440,13 +455,13 @@ async def list_folders(run: AsyncStore) -> list[str]:
         suffixed = _SUFFIX.fullmatch(folder)
         return suffixed is not None and suffixed["name"] in names
 
-    return [folder for folder in await run.folders() if is_checkpoint(folder)]
+    return [folder for folder in await store.folders() if is_checkpoint(folder)]
 
 
-async def last_epoch(run: AsyncStore, folders: Iterable[str]) -> int:
+async def last_epoch(store: AsyncStore, folders: Iterable[str]) -> int:
     """The last attempt that has left something: folders with names of ours, or reports with names of the
     user's. 0 if none has.
     """
     ours = [int(folder.split("_")[1]) for folder in folders if _OURS.fullmatch(folder)]
-    reports = [_REPORT.match(file.path.removeprefix(f"{NAMES}/")) for file in await run.list(NAMES)]
+    reports = [_REPORT.match(file.path.removeprefix(f"{NAMES}/")) for file in await store.list(NAMES)]
     return max([0, *ours, *(int(report["epoch"]) for report in reports if report is not None)])

@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.errors import DamagedCheckpointError, StorageError
+from everstep.process import kernel
 from everstep.storage.checkpoints import MANIFEST, METADATA_FILE, Manifest, manifest_of
 from everstep.storage.folder import Draft, FolderStore, compare, digest_of, files_below, make_private
 from everstep.storage.private import no_room, private_folder, shared_temporary
@@ -114,19 +115,14 @@ def read(
     return found
 
 
-def fetch(checkpoint: Store, cache: Path) -> Path:
-    """A folder with the checkpoint's files, verified: the checkpoint's own, or a copy of a remote one.
-
-    All processes of a host that give the same ``cache`` share the work; if one is killed at it, the next goes
-    on from the files that are whole. ``borrow`` does the same, and keeps the copy from being evicted.
-    """
-    with borrow(checkpoint, cache) as place:
-        return place
-
-
 @contextmanager
 def borrow(checkpoint: Store, cache: Path) -> Iterator[Path]:
-    """``fetch``, with the copy staying for as long as the context lasts. Treat it as read-only."""
+    """A folder with the checkpoint's files, verified: the checkpoint's own, or a copy of a remote one, which
+    stays for as long as the context lasts. Treat it as read-only.
+
+    All processes of a host that give the same ``cache`` share the work; if one is killed at it, the next goes
+    on from the files that are whole.
+    """
     entry = _Entry(checkpoint, cache)
     with ExitStack() as held:
         try:
@@ -280,7 +276,7 @@ class _Entry:
             return False
         return (
             mark.address == self._address
-            and mark.boot == _boot_id()
+            and mark.boot == kernel.boot_id()
             and all(_look(self.place, file.path) == file for file in mark.files)
             and _visible(map(Path.as_posix, files_below(self.place))) <= {file.path for file in mark.files}
         )
@@ -290,7 +286,7 @@ class _Entry:
         if manifest.external is not None:
             paths = [MANIFEST]
         seen = [_look(self.place, path) for path in paths]
-        mark = _Verified(self._address, _boot_id(), [file for file in seen if file is not None])
+        mark = _Verified(self._address, kernel.boot_id(), [file for file in seen if file is not None])
         with Draft(self.mark.parent, named=True) as draft:
             draft.write(memoryview(msgspec.json.encode(mark)))
             draft.replace(self.mark, durable=False)
@@ -309,13 +305,6 @@ def _look(place: Path, path: str) -> _Seen | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return _Seen(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""  # not Linux
 
 
 def _evict(cache: Path, current: _Entry) -> None:

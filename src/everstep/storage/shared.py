@@ -10,6 +10,8 @@ import secrets
 import time
 
 from everstep.errors import StorageAccessError
+from everstep.storage.layout import key_of
+from everstep.storage.schemes import any_bucket
 from everstep.storage.store import Store
 
 FOLDER = ".markers"
@@ -17,26 +19,26 @@ _PATIENCE_S = 3.0
 """A network file system may be a moment late."""
 
 
-def leave_marker(run: Store, lease: int) -> str:
+def leave_marker(store: Store, lease: int) -> str:
     """For the owner of a run, before hosts are asked to look. Those of earlier owners go, and no others: this
     one may have been replaced meanwhile.
     """
-    ours = f"{FOLDER}/{lease:010d}"
-    run.delete(file.path for file in run.list(FOLDER) if file.path < ours)
+    ours = f"{FOLDER}/{key_of(lease)}"
+    store.delete(file.path for file in store.list(FOLDER) if file.path < ours)
     marker = f"{ours}-{secrets.token_hex(8)}"
-    run.create(marker, b"")
+    store.create(marker, b"")
     return marker
 
 
-def look_for_marker(run: Store, marker: str) -> None:
+def look_for_marker(store: Store, marker: str) -> None:
     """Raise ``StorageAccessError`` if the run's storage, seen from here, isn't what the driver sees."""
     deadline = time.monotonic() + _PATIENCE_S
-    while not run.exists(marker):
+    while not store.exists(marker):
         if time.monotonic() > deadline:
             raise StorageAccessError(
-                f"{run.address()} is not the same place here as it is for the driver: {marker}, which the "
+                f"{store.address()} is not the same place here as it is for the driver: {marker}, which the "
                 "driver wrote there, is missing",
                 "use a storage_path that all hosts share: a network folder mounted at the same path "
-                "everywhere, or a bucket (s3://, gs://, az://)",
+                f"everywhere, or a bucket ({any_bucket()})",
             )
         time.sleep(0.1)

@@ -8,15 +8,14 @@ import os
 from pathlib import Path
 
 from everstep.errors import ConfigError
+from everstep.storage.layout import JOURNAL, is_numbered
 from everstep.storage.restore import default_cache
 from everstep.storage.store import Store
 
-_JOURNAL = "journal"
 
-
-def check_source(source: Path, run: Store, *, delete: bool) -> None:
+def check_source(source: Path, store: Store, *, delete: bool) -> None:
     """Raise ``ConfigError`` if uploading this folder, or removing it after that, would take a run with it."""
-    found = _run_within(source, run)
+    found = _run_within(source, store)
     if found is not None:
         raise ConfigError(
             f"report(checkpoint=Checkpoint({str(source)!r})): {found} is the folder of a run",
@@ -46,20 +45,20 @@ def _not_removed(source: Path, why: str) -> ConfigError:
     )
 
 
-def _run_within(source: Path, run: Store) -> Path | None:
+def _run_within(source: Path, store: Store) -> Path | None:
     """The first folder of a run that this one is, or has in it."""
     source = source.resolve()
-    if run.is_local:
-        ours = Path(run.address()).resolve()
+    if store.is_local:
+        ours = Path(store.address()).resolve()
         if ours == source or source in ours.parents:
             return ours
-    below = (Path(root) for root, folders, _ in os.walk(source) if _JOURNAL in folders)
+    below = (Path(root) for root, folders, _ in os.walk(source) if JOURNAL in folders)
     return next(filter(_is_run, below), None)
 
 
 def _is_run(folder: Path) -> bool:
-    journal = folder / _JOURNAL
+    journal = folder / JOURNAL
     try:
-        return any(entry.name.isdigit() and len(entry.name) == 10 for entry in journal.iterdir())
+        return any(is_numbered(entry.name) for entry in journal.iterdir())
     except OSError:
         return False  # there is none, or none that is ours

@@ -17,10 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from everstep.control.deadlines import Deadlines
+from everstep.deadlines import Deadlines
 from everstep.errors import ConfigError, StorageAccessError, StorageError
-
-REMOTE_SCHEMES = ("s3", "gs", "az", "memory")
+from everstep.storage.schemes import BUCKETS, MEMORY
 
 MAX_BUFFERS = 64 << 20
 """Bytes that one process holds in memory for transfers that run at the same time."""
@@ -147,7 +146,7 @@ class Store(Protocol):
 def open_store(
     address: str | os.PathLike[str], options: Mapping[str, str] | None = None, limits: Limits | None = None
 ) -> Store:
-    """The store in a folder, or at a ``file://``, ``s3://``, ``gs://``, ``az://`` or ``memory://`` address.
+    """The store in a folder, or at an address: ``file://``, or one of ``schemes``.
 
     ``options`` are credentials, endpoint, region and the like of a remote store, with the names that
     `obstore` and the clouds' own environment variables use; what isn't there is taken from the environment.
@@ -162,10 +161,11 @@ def open_store(
         from everstep.storage.folder import FolderStore
 
         return FolderStore(Path(os.path.abspath(unquote(parts.path))))
-    if parts.scheme not in REMOTE_SCHEMES or not parts.netloc:
+    if parts.scheme not in (*BUCKETS, MEMORY) or not parts.netloc:
+        *others, last = (scheme.example for scheme in BUCKETS.values())
         raise ConfigError(
             f"{text!r} is no address of a store",
-            "write a folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+            f"write a folder, file:///folder, {', '.join(others)} or {last}",
         )
     from everstep.storage.bucket import Bucket, BucketStore
 
@@ -187,9 +187,14 @@ def probe(store: Store) -> None:
                 "use a store with conditional writes (If-None-Match: *), such as S3, Google Cloud Storage, "
                 "Azure or MinIO",
             )
-    except StorageError:
+    except StorageError as error:
         with suppress(StorageError):  # the first error is the one to tell
             store.delete([key])
+        if store.is_local and isinstance(error.__cause__, FileNotFoundError):  # it was never there
+            raise StorageAccessError(
+                f"storage_path {store.address()} can't be created",
+                "give RunConfig(storage_path=…) a folder that you may write to",
+            ) from error.__cause__
         raise
     store.delete([key])
 

@@ -125,7 +125,9 @@ def slots_of(resources: Mapping[str, float], wanted: Wanted) -> int:
 def _expected_hosts(
     members: Sequence[Machine], indices: Mapping[HostId, int], wanted: Wanted
 ) -> tuple[int, float]:
-    """How many hosts the slice has when it is whole, and the chips of each (0: it isn't counted in chips)."""
+    """How many hosts the slice has when it is whole, and the chips of each (0: it isn't counted in chips;
+    -1: they don't divide evenly, and no host can be used).
+    """
     if wanted.slice_label is not None:
         # Nobody says how many hosts a domain has, unless the user does: as many as are known of.
         places = [indices[m.id] for m in members if m.alive]

@@ -35,7 +35,9 @@ class Assignment(msgspec.Struct, frozen=True):
 
     @property
     def nowhere(self) -> bool:
-        """It stands for a place that is yet to be found."""
+        """A replica group for which there is no room is given slices that don't exist (their names begin with
+        ``?``), so that it waits exactly like one whose slice was lost.
+        """
         return self.slice.startswith(_NOWHERE)
 
 
@@ -53,10 +55,6 @@ class Placement(msgspec.Struct, frozen=True):
     @property
     def slice_names(self) -> frozenset[SliceName]:
         return frozenset(s.name for s in self.slices)
-
-    @property
-    def hosts(self) -> frozenset[HostId]:
-        return frozenset(host for host, _ in self.workers)
 
 
 def plan(

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from everstep.backend.base import Backend
 from everstep.backend.torch import TorchBackend, TorchConfig, joined_member
-from everstep.backend.torchft import TorchftBackend, TorchftConfig
 from everstep.config import RunConfig, ScalingConfig
-from everstep.errors import ConfigError, RefusedError
+from everstep.errors import CallError, ConfigError, RefusedError
 from everstep.refusals import unknown_argument
+from everstep.torchft.backend import TorchftBackend, TorchftConfig
 from everstep.trainer import Trainer, TrainFunction
 from everstep.validation import ValidationConfig
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from everstep.torch.fault_tolerant import FaultTolerantDDP, average_gradients
     from everstep.torch.state import State
+    from everstep.torchft.data_parallel import FaultTolerantDDP, average_gradients
 
 __all__ = [
     "TorchTrainer",
@@ -152,9 +152,9 @@ def __getattr__(name: str) -> Any:
 
         return State
     if name in ("FaultTolerantDDP", "average_gradients"):
-        from everstep.torch import fault_tolerant
+        from everstep.torchft import data_parallel
 
-        return getattr(fault_tolerant, name)
+        return getattr(data_parallel, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -246,9 +246,9 @@ def prepare_model(
             options = {"device_ids": [device], "output_device": device} | options
         return torch.nn.parallel.DistributedDataParallel(model, **options)
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            "prepare_model(parallel_strategy='fsdp') needs GPUs. Give ScalingConfig(use_gpu=True), or use "
-            "'ddp'."
+        raise CallError(
+            "prepare_model(parallel_strategy='fsdp') needs GPUs.",
+            "Give ScalingConfig(use_gpu=True), or use 'ddp'.",
         )
     from torch.distributed.fsdp import FullyShardedDataParallel
 

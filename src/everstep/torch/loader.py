@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from everstep.errors import ConfigError
-from everstep.steptimes import timed
+from everstep.process.step_times import timed
 
 logger = logging.getLogger("everstep")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch
@@ -29,8 +29,9 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc]
             )
         self._taken = 0
         self._passing_over = 0
-        self._random: torch.Tensor | None = None
-        """The state of torch's generator when the pass began: from it comes the order."""
+        self._began: torch.Tensor | None = None
+        """The state of the generator when the pass began: from it comes the order."""
+        self._is_resumed = False
 
     @property
     def _index_sampler(self) -> Any:
@@ -38,35 +39,55 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc]
         return _From(super()._index_sampler, self._passing_over)
 
     def __iter__(self) -> Any:
-        if self._random is None:
-            self._random = torch.get_rng_state()
+        generator = self.generator or torch.default_generator
+        now = generator.get_state()
+        if self._is_resumed and self._began is not None:  # the same order again; nothing else is drawn again
+            generator.set_state(self._began)
+            batches = super().__iter__()
+            generator.set_state(now)
         else:
-            torch.set_rng_state(self._random)  # the same order again
+            self._began, self._passing_over = now, 0
+            batches = super().__iter__()
+        self._is_resumed = False
         self._taken = self._passing_over
-        for batch in super().__iter__():
+        for batch in batches:
             self._taken += 1
             if self._taken == len(self):  # nobody may ask for more: the next pass has an order of its own
-                self._taken, self._passing_over, self._random = 0, 0, None
+                self._taken, self._passing_over, self._began = 0, 0, None
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the pass, and the order of it."""
-        return {"taken": self._taken, "random": self._random}
+        """The place in the pass, and the order of it; and of the passes to come, if the loader has a
+        generator of its own.
+        """
+        own = self.generator.get_state() if self.generator is not None else None
+        return {"taken": self._taken, "random": self._began, "generator": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next loop goes on there."""
-        self._passing_over, self._random = state["taken"], state["random"]
+        self._passing_over, self._began = state["taken"], state["random"]
+        self._is_resumed = True
+        if self.generator is not None and state.get("generator") is not None:
+            self.generator.set_state(state["generator"])
 
 
 class _From:
-    """A sampler of batches without its first ones."""
+    """A sampler of batches without its first ones. It is one batch ahead, so that the order is drawn at once,
+    and whatever a sampler draws at its end is drawn before the last batch is used.
+    """
 
     def __init__(self, sampler: Any, passed_over: int) -> None:
         self._sampler = sampler
         self._passed_over = passed_over
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self._sampler), self._passed_over, None)
+        batches = islice(iter(self._sampler), self._passed_over, None)
+        return _one_ahead([*islice(batches, 1)], batches)
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+def _one_ahead(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    for batch, _ in pairwise(chain(first, rest, [None])):
+        yield batch

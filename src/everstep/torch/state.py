@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
-from everstep.here import current
-from everstep.parts import Parts, is_stateful
+from everstep.process.current import current
 from everstep.snapshots.content import BLOCK, Source
 from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (
@@ -29,6 +28,7 @@ from everstep.snapshots.layout import (
 from everstep.snapshots.segments import Segment
 from everstep.snapshots.tree import Flattened, Path, rebuild
 from everstep.torch.copying import Copiers
+from everstep.worker.state_parts import Parts, is_stateful
 
 _DTYPES = {
     torch.float64: "F64",
@@ -77,7 +77,7 @@ class State(Parts):
 
         Every rank calls it, once its parts are built and before the first step.
         """
-        return current("State.restore").restore(self)
+        return current("State.restore").restoring.restore(self)
 
     def capture(self) -> CapturedTensors:
         """The state as it is now, for a session. Tensors are still those that are trained."""

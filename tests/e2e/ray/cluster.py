@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,8 +19,8 @@ from typing import Any
 import pytest
 
 from everstep import Deadlines, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
-from everstep.driver import journal, records
-from everstep.driver.housekeeping import stop_request
+from everstep.journal import journal, records
+from everstep.journal.lease import stop_request
 from processes import LIMIT_S, wait_for
 
 _STORE = 80 << 20
@@ -191,14 +192,34 @@ def everstep_groups() -> dict[str, str]:
     }
 
 
+class NotesFile:
+    """What one rank notes, each line read once: a test looks many times at what only grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rank = int(path.stem.split("-")[1])
+        self._read = 0
+        self._notes: list[dict[str, Any]] = []
+
+    def notes(self) -> list[dict[str, Any]]:
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        if whole:
+            self._read += len(whole) + 1
+            self._notes += [{"rank": self._rank, **json.loads(line)} for line in whole.splitlines()]
+        return self._notes
+
+
+@functools.cache
+def _notes_file(path: Path) -> NotesFile:
+    return NotesFile(path)
+
+
 def notes_in(folder: Path) -> list[dict[str, Any]]:
     """What the workers of a run noted, with their ranks."""
-    found = []
-    for path in sorted((folder / "notes").glob("rank-*.jsonl")):
-        rank = int(path.stem.split("-")[1])
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        found += [{"rank": rank, **json.loads(line)} for line in lines]
-    return found
+    paths = sorted((folder / "notes").glob("rank-*.jsonl"))
+    return [note for path in paths for note in _notes_file(path).notes()]
 
 
 SCALING = {
@@ -314,9 +335,10 @@ class Running:
 
         def trains() -> bool:
             assert self.error is None, self.error
-            newest = self.newest_epoch()
-            stepped = {n["rank"] for n in self.notes() if n["epoch"] == newest and not n.get("restored")}
-            worlds = {n["world"] for n in self.notes() if n["epoch"] == newest}
+            notes = self.notes()
+            newest = max((note["epoch"] for note in notes), default=0)
+            stepped = {n["rank"] for n in notes if n["epoch"] == newest and not n.get("restored")}
+            worlds = {n["world"] for n in notes if n["epoch"] == newest}
             return newest > after_epoch and worlds == {world} and stepped == set(range(world))
 
         wait_for(trains, f"{world} workers training, after epoch {after_epoch}")

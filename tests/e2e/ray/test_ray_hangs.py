@@ -9,7 +9,7 @@ import pytest
 from e2e import hanging
 from everstep import Deadlines
 from everstep.control.commands import HangSeen, Recovered
-from everstep.control.failures import Kind
+from everstep.failures import Kind
 
 from .cluster import LONE, RayCluster, Running
 
@@ -25,7 +25,7 @@ def test_a_hang_on_another_host_is_blamed_on_its_rank(cluster: RayCluster, tmp_p
         2,
         scaling=LONE,
         max_failures=1,
-        config={"steps": 30, "rank": 1, "at": 20, "how": "sleep"},
+        config={"steps": 30, "rank": 1, "at": 20, "ways": ["sleep"]},
         deadlines=Deadlines(hang_s=3.0, hang_look_s=0.25),
     )
     run.finish()

@@ -14,7 +14,7 @@ import pytest
 import everstep as train
 from e2e.test_reported_checkpoints import read, save
 from everstep import Checkpoint, ReportedCheckpointStatus as Status, Trainer, ValidationConfig
-from everstep.driver.history import read_history
+from everstep.journal.history import read_history
 from everstep.storage.store import open_store
 
 from .cluster import LONE, RayCluster, Running

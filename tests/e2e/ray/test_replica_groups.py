@@ -9,7 +9,7 @@ import pytest
 
 from e2e.test_replica_groups import Groups, records
 from everstep.control.commands import RecoveryDecided
-from everstep.driver.registry import live_runs
+from everstep.observe.registry import live_runs
 
 from .cluster import RayCluster
 

@@ -13,8 +13,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from e2e.training import elastic_steps
 from everstep import ConfigError, Deadlines
 from everstep.control.commands import FailureSeen, GroupStarted, PreemptionSeen, Recovered, Rung, Waiting
-from everstep.control.failures import Kind
-from everstep.engine.ray import cluster as ray_cluster
+from everstep.engine.ray import capacity, cluster as ray_cluster
+from everstep.failures import Kind
 from processes import LIMIT_S, wait_for
 
 from .cluster import LONE, SCALING, RayCluster, Running, everstep_groups
@@ -97,7 +97,7 @@ def test_growth_that_can_not_be_reserved_leaves_the_training_alone(
     remove_placement_group(held)
     run.until_training(2)
     run.finish()
-    assert [r.steps_lost for r in run.records(Recovered) if r.rung is Rung.RESIZE] == [0]
+    assert [r.steps_lost for r in run.records(Recovered) if r.rung is Rung.PLANNED] == [0]
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception) -> threading.Event:
@@ -133,7 +133,8 @@ def test_a_look_at_the_cluster_that_fails_is_said_and_does_not_end_the_looking(
     cluster.add_lone_host("slice-0")
     run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE)
     run.until_training(1)
-    failed = fail_once(monkeypatch, ray_cluster, "draining", RuntimeError("the control store is away"))
+    error = RuntimeError("the control store is away")
+    failed = fail_once(monkeypatch, capacity, "look_at_cluster", error)
     wait_for(failed.is_set, "a failed look")
     node = cluster.add_lone_host("slice-1")
     epoch = run.until_training(2)
@@ -141,7 +142,7 @@ def test_a_look_at_the_cluster_that_fails_is_said_and_does_not_end_the_looking(
     wait_for(lambda: run.records(PreemptionSeen), "the notice")
     run.until_training(1, epoch)
     run.finish()
-    said = capfd.readouterr().err + capfd.readouterr().out
+    said = "".join(capfd.readouterr())
     assert "looking at the cluster failed (RuntimeError: the control store is away)" in said
     assert "looking at the cluster works again" in said
 

@@ -35,6 +35,7 @@ def test_a_script_runs_on_several_nodes_and_survives(cluster: RayCluster, tmp_pa
         cluster.add_node({}, {}, cpus=1)
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--engine", "ray", "--nnodes", "2", "--max-restarts", "1", "--storage-path", str(tmp_path)]
+    options += ["--tee", "1", "--log-dir", "logs"]
     done = subprocess.run(
         [sys.executable, "-m", "everstep.cli.main", "run", *options, "train.py"],
         cwd=tmp_path,
@@ -45,5 +46,8 @@ def test_a_script_runs_on_several_nodes_and_survives(cluster: RayCluster, tmp_pa
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    assert "place 0 2 0 0 2 3.0 1" in said
-    assert "place 1 2 0 1 2 3.0 1" in said
+    for node in (0, 1):
+        place = f"place {node} 2 0 {node} 2 3.0 1"
+        assert place in said
+        (file,) = (tmp_path / "logs").glob(f"*-{node}/attempt_1/0/stdout.log")
+        assert file.read_text() == f"{place}\n", "each node has a folder of its own"

@@ -45,9 +45,9 @@ def test_a_run_waits_grows_shrinks_and_grows_again(cluster: RayCluster, tmp_path
     assert result.error is None
 
     started = [(s.world_size, s.rung) for s in run.records(GroupStarted)]
-    assert started[-3:] == [(4, Rung.RESIZE), (2, Rung.SHRINK), (4, Rung.RESIZE)]
+    assert started[-3:] == [(4, Rung.PLANNED), (2, Rung.SHRINK), (4, Rung.PLANNED)]
     # Growing lost no step, shrinking none that was committed.
-    resizes = [r for r in run.records(Recovered) if r.rung is Rung.RESIZE]
+    resizes = [r for r in run.records(Recovered) if r.rung is Rung.PLANNED]
     assert [r.steps_lost for r in resizes] == [0, 0]
     assert max(r.steps_lost for r in run.records(Recovered)) <= 1
     assert everstep_groups() == {}

@@ -22,10 +22,10 @@ def kept(tag: str) -> str:
 
     async def once() -> str:
         off_loop = OffLoop()
-        line = SweeperLine(tag, ORPHAN_S, off_loop)
+        line = SweeperLine(tag, ORPHAN_S, 1, off_loop)
         await line.keep()
         off_loop.close()
-        node: str = await ray.get_actor(name_of(tag), namespace=known.NAMESPACE).hear.remote(ORPHAN_S)
+        node: str = await ray.get_actor(name_of(tag), namespace=known.NAMESPACE).hear.remote(ORPHAN_S, 1)
         return node
 
     return asyncio.run(once())
@@ -50,7 +50,7 @@ def test_it_is_where_the_driver_is_and_leaves_a_node_that_drains(cluster: RayClu
     tags = [known.tag_of(f"run-{number}") for number in range(3)]
     try:
         assert {kept(tag) for tag in tags[1:]} == {here}
-        assert ray.get(put_on(there, tags[0]).hear.remote(ORPHAN_S)) == there
+        assert ray.get(put_on(there, tags[0]).hear.remote(ORPHAN_S, 1)) == there
         assert kept(tags[0]) == there, "of a node that stays, it is left where it is"
         cluster.drain(there, ORPHAN_S)
         assert kept(tags[0]) == here

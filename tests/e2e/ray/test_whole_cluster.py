@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep import Result
-from everstep.driver import journal, records
+from everstep.journal import journal, records
 from processes import LIMIT_S, wait_for
 
 from .cluster import RayCluster

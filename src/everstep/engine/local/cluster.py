@@ -22,10 +22,10 @@ from types import TracebackType
 
 import msgspec
 
-from everstep import kernel
 from everstep.agent.guard import remove_scratch
 from everstep.agent.host import SOCKET
-from everstep.errors import EverstepError
+from everstep.errors import EverstepError, signal_name
+from everstep.process import kernel
 from everstep.storage.private import no_room, private_folder, shared_temporary
 
 _START_S = 30.0
@@ -54,7 +54,7 @@ def runtime_folder() -> Path:
 
 
 @contextmanager
-def _room_in_runtime_folder() -> Iterator[None]:
+def room_in_runtime_folder() -> Iterator[None]:
     """A folder that is full is told as such. It is in memory on many machines, and small."""
     try:
         yield
@@ -85,7 +85,7 @@ class LocalCluster:
     ) -> None:
         self.hosts_per_slice = hosts_per_slice
         self.workers_per_host = workers_per_host
-        with _room_in_runtime_folder():
+        with room_in_runtime_folder():
             self.folder = folder or Path(tempfile.mkdtemp(prefix="c", dir=runtime_folder()))
             self.folder.mkdir(mode=0o700, exist_ok=True)
         for host, facts in self.hosts.items():  # of an earlier driver, in a folder that was given
@@ -138,7 +138,7 @@ class LocalCluster:
             name = name or self.next_slice()
             there = len(self.slices.get(name, []))
             count = hosts if hosts is not None else self.hosts_per_slice - there
-            with _room_in_runtime_folder():
+            with room_in_runtime_folder():
                 made = [self._start_host(name, there + i) for i in range(count)]
         if wait:
             for host in made:
@@ -282,6 +282,19 @@ class LocalCluster:
             self._agents[host].poll()
         return not _lives(facts)
 
+    def end_strays(self, timeout_s: float = _END_S) -> list[int]:
+        """Kill what runs on hosts of a cluster with a folder of this name, wherever that was: the runtime
+        folder may have been removed, or be another one in another session. Returns what can't be killed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while left := kernel.marked_below(self.folder.name):
+            if time.monotonic() > deadline:
+                break
+            for pid in left:
+                kernel.send_signal(pid, signal.SIGKILL)
+            time.sleep(0.002)
+        return left
+
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
@@ -316,7 +329,7 @@ def _how(agent: subprocess.Popen[bytes]) -> str:
     code = agent.poll()
     if code is None:
         return f" within {_START_S:g} s"
-    return f" (exit code {code})" if code <= 128 else f" (signal {signal.Signals(code - 128).name})"
+    return f" (exit code {code})" if code <= 128 else f" (killed by {signal_name(code - 128)})"
 
 
 def _lives(facts: HostFile) -> bool:

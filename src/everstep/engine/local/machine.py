@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from everstep import kernel
 from everstep.agent import descriptors
 from everstep.engine.base import EngineRequest
 from everstep.engine.local.cluster import LocalCluster
 from everstep.errors import InfeasibleResourcesError, RefusedError
+from everstep.process import kernel
 
 _LEAST_MEMORY = 4 << 20
 """Bytes that even a worker that does nothing has for itself, once it is forked (7 MiB, measured)."""
@@ -99,11 +99,12 @@ def _check_machine(ask: EngineRequest, need: Mapping[str, float]) -> None:
     for name, amount in need.items():
         total = amount * ask.workers
         if total > have.get(name, 0):
+            asked = "use_gpu" if name == "GPU" else "resources_per_worker"
             raise InfeasibleResourcesError(
-                f"{ask.workers} workers need {total:g} {name} (resources_per_worker: {amount:g} each), and "
+                f"{ask.workers} workers need {total:g} {name} ({asked}: {amount:g} each), and "
                 f"this machine has {have.get(name, 0):g}",
-                "ask for fewer workers or less for each in ScalingConfig, or leave resources_per_worker out "
-                "to share the processors",
+                f"ask for fewer workers or less for each in ScalingConfig, or leave {asked} out to share the "
+                "processors",
             )
 
 

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import ray
 
-from everstep import kernel
 from everstep.agent import raynode
 from everstep.agent.host import SOCKET
+from everstep.agent.peers import PEER_SOCKET, RELAY_SOCKET
 from everstep.engine.local.cluster import runtime_folder
 from everstep.engine.ray import cluster
+from everstep.engine.ray.relay import Relay, ask_agent
+from everstep.process import kernel
 from everstep.protocol import framing, wire
 
 START_S = 60.0
@@ -38,7 +40,7 @@ _SILENT_S = 60.0
 AGENT_DIED = "its agent died"
 RAYLET_DIED = "its raylet died"
 
-CONCURRENCY_GROUPS = {"orders": 1, "words": 4, "beats": 2}
+CONCURRENCY_GROUPS = {"orders": 1, "words": 4, "beats": 2, "peers": 2}
 
 
 class AgentConnections:
@@ -128,6 +130,7 @@ class HostActor:
         self._sessions: dict[int, AgentConnections] = {}
         self._last_session = 0
         self._lease = 0
+        self._relay = Relay(folder / RELAY_SOCKET)
         me = os.getpid()
         env = {
             **os.environ,
@@ -196,6 +199,11 @@ class HostActor:
         if taken is not None:
             return taken
         return RAYLET_DIED if self._raylet_died else AGENT_DIED
+
+    @ray.method(concurrency_group="peers")  # type: ignore[untyped-decorator]
+    def read(self, question: bytes) -> bytes:
+        """What an agent of another node asks this one's."""
+        return ask_agent(self._folder / PEER_SOCKET, question)
 
     @ray.method(concurrency_group="beats")  # type: ignore[untyped-decorator]
     def beat(self, session: int) -> tuple[float, float]:

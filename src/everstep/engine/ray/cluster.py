@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +114,14 @@ def tag_of(run: str) -> str:
     return f"everstep/{hashlib.sha256(run.encode()).hexdigest()[:16]}/"
 
 
+def lease_of(tag: str, name: str) -> int:
+    """The lease of the driver that made this actor or placement group: ``LEASE.RESERVATION/SLICE/HOST`` or
+    ``demand/LEASE.NUMBER`` after the tag. 0 for the sweeper, which is every driver's.
+    """
+    lease, dot, _ = name.removeprefix(tag).removeprefix("demand/").partition(".")
+    return int(lease) if dot and lease.isdigit() else 0
+
+
 def groups(tag: str) -> dict[str, dict[str, Any]]:
     """Placement groups whose names begin so and that are not removed, by id: the records of Ray's table."""
     return {
@@ -161,10 +168,3 @@ def sweep(tag: str, but: str = "") -> bool:
     for number in reserved:
         remove_group(number)
     return not names and not reserved
-
-
-def sweep_all(tag: str, limit_s: float) -> None:
-    """The same, until nothing is left; or no longer than this."""
-    deadline = time.monotonic() + limit_s
-    while not sweep(tag) and time.monotonic() < deadline:
-        time.sleep(0.05)

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from everstep.datasets import DividedElsewhere
+from everstep.worker.datasets import DividedElsewhere
 
 
 class RayDataset(DividedElsewhere):

@@ -4,54 +4,50 @@ Placement groups and actors are detached and named under the run: they outlive t
 finds them. All slices of a reservation are asked for at once; unless all of them come, all are given back.
 
 This is the door. Behind it: ``watch`` (which nodes there are), ``reservations`` (asking and giving back),
-``held`` (what is ours), ``leftovers`` (what an earlier driver had), ``demand`` (what the autoscaler is asked
-for), ``sweeper`` (who cleans up after a driver that never comes back), ``link`` and ``actor`` (the two ends
-of the line to an agent).
+``held`` (what is ours), ``leftovers`` (what an earlier driver had), ``endings`` (what a driver may end),
+``demand`` (what the autoscaler is asked for), ``sweeper`` (who cleans up after a driver that never comes
+back), ``link`` and ``actor`` (the two ends of the line to an agent).
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 
-from everstep.control.failures import Failure, Kind
-from everstep.engine.base import Aside, EngineRequest, Sink
-from everstep.engine.hearing import Hearing
-from everstep.engine.ray import aside, cluster
+from everstep.engine.base import EngineRequest, Sink
+from everstep.engine.heartbeats import Heartbeats
+from everstep.engine.ray import cluster, side_task
 from everstep.engine.ray.actor import END_S, RAYLET_DIED
+from everstep.engine.ray.capacity import LOOK_S, Capacity
 from everstep.engine.ray.demand import Demand
+from everstep.engine.ray.endings import end_all
 from everstep.engine.ray.held import HeldSlice, HeldSlices
 from everstep.engine.ray.leftovers import find_what_is_left
 from everstep.engine.ray.link import ActorLink
 from everstep.engine.ray.reservations import Reservations
 from everstep.engine.ray.sweeper import SweeperLine
 from everstep.engine.ray.upkeep import OffLoop, keep_doing
-from everstep.engine.ray.watch import ClusterWatch, look_at_cluster
+from everstep.engine.ray.watch import ClusterWatch
+from everstep.failures import Failure, Kind
 from everstep.protocol import wire
-from everstep.topology.slices import HostId, HostView, SliceName
-
-_LOOK_S = 0.25
-_LOOK_SHARE = 0.2
-"""Of the time, at most: looks at a large cluster, or on a busy machine, are further apart."""
+from everstep.protocol.peer_words import PeerAddress
+from everstep.topology.slices import HostId, SliceName
 
 
 class RayEngine:
     """Nodes of the Ray cluster that this process is, or can be, a driver of."""
 
     shares_machine = False
+    run_side_task = staticmethod(side_task.run_side_task)
     sink: Sink
     ask: EngineRequest
-    hearing: Hearing
+    heartbeats: Heartbeats
     watch: ClusterWatch
     demand: Demand
 
     def __init__(self) -> None:
         cluster.connect()
         self._slices = HeldSlices()
-        self._wanted_workers = 0
-        self._last_view: tuple[HostView, ...] = ()
-        self._look_took = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self.off_loop = OffLoop()
 
@@ -70,23 +66,28 @@ class RayEngine:
 
     async def open(self, sink: Sink, ask: EngineRequest) -> None:
         self.sink, self.ask = sink, ask
-        self.hearing = Hearing(ask.deadlines, self._silent)
-        self._tag = cluster.tag_of(ask.run)
+        self.heartbeats = Heartbeats(ask.deadlines, self._silent)
+        self._tag = cluster.tag_of(ask.holder)
         self.watch = ClusterWatch(ask.wanted)
         self.demand = Demand(self._tag, ask)
+        self._capacity = Capacity(self, self._slices, self._tag)
         self._reservations = Reservations(self, self._tag)
-        sweeper = SweeperLine(self._tag, ask.deadlines.orphan_s, self.off_loop)
+        sweeper = SweeperLine(self._tag, ask.deadlines.orphan_s, ask.lease, self.off_loop)
         # Before anything is reserved, somebody is there who gives it back.
-        await sweeper.greet()
-        for held in await find_what_is_left(self, self._tag):
+        await sweeper.ping()
+        left = await find_what_is_left(self, self._tag)
+        for held in left.kept:
             self._slices.add(held)
-        await self._look()
+        self._reservations.end_later(left.silent)
+        await self._capacity.look()
         self._tasks = [
             asyncio.create_task(work)
             for work in (
-                keep_doing("looking at the cluster", self._look, self._look_pause, sink.on_trouble),
+                keep_doing(
+                    "looking at the cluster", self._capacity.look, self._capacity.pause, sink.on_trouble
+                ),
                 keep_doing("reaching the run's sweeper", sweeper.keep, sweeper.pause, sink.on_trouble),
-                keep_doing("counting heartbeats", self.hearing.run, lambda: _LOOK_S, sink.on_trouble),
+                keep_doing("counting heartbeats", self.heartbeats.run, lambda: LOOK_S, sink.on_trouble),
             )
         ]
 
@@ -101,44 +102,22 @@ class RayEngine:
             self._reservations.give_back(self._slices.take(self._slices.names()))
         await self._reservations.close()
         if not keep_hosts:
-            await self.off_loop(cluster.sweep_all, self._tag, END_S)
+            await self.off_loop(end_all, self._tag, self.ask.lease, END_S)
         self.off_loop.close()
 
     # ------------------------------------------------------------------ which hosts there are
 
-    async def _look(self) -> None:
-        began = time.monotonic()
-        look = await self.off_loop(look_at_cluster, self._tag)
-        self._look_took = time.monotonic() - began
-        self.watch.take(look, self._slices.hosts())
-        notices = self.watch.new_notices(look, self._slices.hosts(), self.ask.deadlines.notice_s)
-        for host, grace in notices.items():
-            self.sink.on_message(host, wire.Noticed(grace))
-        for link in self._slices.links():
-            if not self.watch.is_alive(link.host):
-                self.lost(link, "its node is dead, says Ray")
-        self._tell_view()
-        short = max(0, self._wanted_workers - self.watch.room()) if self._wanted_workers else 0
-        await self.off_loop(self.demand.update, short, look.nodes, self.watch.arriving(), look.groups)
-
-    def _look_pause(self) -> float:
-        """Not in step with other runs: two that want the same slices must not try together for ever."""
-        return max(_LOOK_S, self._look_took / _LOOK_SHARE) * random.uniform(0.7, 1.3)
-
-    def _tell_view(self) -> None:
-        view = tuple(self._slices.as_reserved(view) for view in self.watch.hosts.values())
-        if view != self._last_view:
-            self._last_view = view
-            self.sink.on_capacity(view)
-
     def request_capacity(self, workers: int) -> None:
-        self._wanted_workers = workers
+        self._capacity.wanted_workers = workers
 
     def held(self) -> list[HostId]:
         return self._slices.hosts()
 
     def address(self, host: HostId) -> str:
         return self.watch.addresses[host]
+
+    def source(self, host: HostId) -> PeerAddress:
+        return PeerAddress("", self._slices.actor_name(host))
 
     def devices(self, host: HostId) -> tuple[str, ...]:
         link = self._slices.link(host)
@@ -163,7 +142,7 @@ class RayEngine:
     def _forget(self, link: ActorLink, kind: Kind, at: float, why: str) -> None:
         if self._slices.has(link):
             self._drop(link)
-            self._last_view = ()  # it counts as lost until the next look, which says what there is
+            self._capacity.forget_view()  # it counts as lost until the next look, which says what there is
             self.sink.on_lost(link.host, Failure(kind, at, why, host=link.host))
 
     def _drop(self, link: ActorLink) -> None:
@@ -188,13 +167,13 @@ class RayEngine:
             self._slices.add(held)
             for host in held.links:
                 self.claim(host)
-        self._tell_view()
+        self._capacity.tell()
         self.sink.on_reserved(reservation)
 
     def claim(self, host: HostId) -> None:
         link = self._slices.link(host)
         if link is not None:
-            link.send(wire.Claim(self.ask.run, self.ask.lease, self.ask.deadlines.orphan_s, link.owner))
+            link.send(wire.Claim(self.ask.holder, self.ask.lease, self.ask.deadlines.orphan_s, link.owner))
 
     def unclaim(self, host: HostId) -> None:
         link = self._slices.link(host)
@@ -205,19 +184,16 @@ class RayEngine:
         self._reservations.withdraw(slices)
         self._reservations.give_back(self._slices.take(slices))
 
-    async def run_aside(self, work: Aside) -> bytes:
-        return await aside.run_aside(work)
-
     # ------------------------------------------------------------------ talking to agents
 
     def unlink(self, link: ActorLink) -> None:
         """Listen no more."""
-        self.hearing.forget(link.host)
+        self.heartbeats.forget(link.host)
         self.watch.forget_notice(link.host)
         link.close()
 
     def heard(self, link: ActorLink, message: wire.AnyFromAgent) -> None:
-        if self._slices.has(link) and not isinstance(message, wire.Status):
+        if self._slices.has(link):
             self.sink.on_message(link.host, message)
 
     def time_here(self, host: HostId, at: float) -> float:

@@ -31,6 +31,9 @@ class HeldSlice:
         slots = self.slots[self.hosts.index(host)] if host in self.hosts else 0
         return {name: amount * slots for name, amount in self.per_worker.items()}
 
+    def actor_name(self, host: HostId) -> str:
+        return f"{self.tag}/{host}"
+
 
 class HeldSlices:
     """By name, and by host."""
@@ -50,6 +53,10 @@ class HeldSlices:
 
     def names(self) -> tuple[SliceName, ...]:
         return tuple(self._by_name)
+
+    def actor_name(self, host: HostId) -> str:
+        """Empty: it isn't ours any more."""
+        return next((held.actor_name(host) for held in self if host in held.links), "")
 
     def hosts(self) -> list[HostId]:
         return sorted(host for held in self for host in held.links)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
+from everstep.engine.base import not_taken_over
 from everstep.engine.ray import cluster
+from everstep.engine.ray.endings import NobodyAnswersError, end_slice
 from everstep.engine.ray.held import HeldSlice
 from everstep.engine.ray.link import ActorLink
 from everstep.engine.ray.reservations import Around, per_worker
@@ -15,23 +17,34 @@ from everstep.errors import AgentVersionError
 from everstep.topology.slices import HostId
 
 
-async def find_what_is_left(around: Around, tag: str) -> list[HeldSlice]:
-    """Whole slices whose agents answer and hold this run are kept; all else with our tag is removed."""
+class Leftovers(NamedTuple):
+    kept: list[HeldSlice]
+    silent: list[str]
+    """Placement groups that can't be removed yet: nobody says whose their agents are."""
+
+
+async def find_what_is_left(around: Around, tag: str) -> Leftovers:
+    """Whole slices whose agents answer and hold this run are kept; all else with our tag is removed, unless a
+    later driver has made it.
+    """
     names = await around.off_loop(cluster.actors, tag)
     reserved = await around.off_loop(cluster.groups, tag)
     agents: dict[str, dict[HostId, str]] = {}
     for name in names:
         group, _, host = name.rpartition("/")
         agents.setdefault(group, {})[host] = name
-    kept = []
-    for number, record in reserved.items():
+    left = Leftovers([], [])
+    for record in reserved.values():
         held = _recall(around, tag, record)
         there = agents.get(record["name"], {})
         if held is not None and set(there) == set(held.hosts) and await _reconnect(around, held, there):
-            kept.append(held)
-        else:
-            await around.off_loop(cluster.remove_group, number)
-    return kept
+            left.kept.append(held)
+        elif cluster.lease_of(tag, record["name"]) <= around.ask.lease:
+            try:
+                await around.off_loop(end_slice, tag, around.ask.lease, record["name"])
+            except NobodyAnswersError:
+                left.silent.append(record["name"])
+    return left
 
 
 def _recall(around: Around, tag: str, record: dict[str, Any]) -> HeldSlice | None:
@@ -61,9 +74,6 @@ async def _reconnect(around: Around, held: HeldSlice, agents: dict[HostId, str])
         for link in held.links.values():
             around.unlink(link)
         if isinstance(error, AgentVersionError):
-            around.sink.on_trouble(
-                f"workers of an earlier driver are ended, and the run goes on from its newest checkpoint: "
-                f"{error.message}"
-            )
+            around.sink.on_trouble(not_taken_over(error.message))
         return False
-    return all(link.run == ask.run for link in held.links.values())
+    return all(link.run == ask.holder for link in held.links.values())

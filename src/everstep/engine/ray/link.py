@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayError
 
 from everstep.engine.base import EngineRequest
-from everstep.engine.hearing import Hearing
+from everstep.engine.heartbeats import Heartbeats
 from everstep.engine.ray.clocks import HostClock
 from everstep.engine.ray.upkeep import describe
 from everstep.errors import AgentVersionError
@@ -20,10 +20,10 @@ from everstep.topology.slices import HostId
 _WAIT_S = 2.0
 
 
-class Ears(Protocol):
+class LinkOwner(Protocol):
     """Who is told."""
 
-    hearing: Hearing
+    heartbeats: Heartbeats
 
     def heard(self, link: ActorLink, message: wire.AnyFromAgent) -> None: ...
 
@@ -33,7 +33,7 @@ class Ears(Protocol):
 class ActorLink:
     """A host whose agent we speak with."""
 
-    def __init__(self, host: HostId, slice_name: str, actor: Any, ears: Ears) -> None:
+    def __init__(self, host: HostId, slice_name: str, actor: Any, owner: LinkOwner) -> None:
         self.host = host
         self.slice = slice_name
         self.actor = actor
@@ -44,7 +44,7 @@ class ActorLink:
         self.accelerators: dict[str, list[str]] = {}
         self.session = 0
         self.clock = HostClock()
-        self._ears = ears
+        self._owner = owner
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self, ask: EngineRequest, driver: str) -> None:
@@ -52,12 +52,12 @@ class ActorLink:
         pid, started, self.accelerators = await self.actor.hello.remote()
         self.owner = (pid, started)
         beat_s = ask.deadlines.heartbeat_interval_s
-        self.session = await self.actor.attach.remote(ask.run, ask.lease, beat_s, driver)
+        self.session = await self.actor.attach.remote(ask.holder, ask.lease, beat_s, driver)
         await self._ask_for_a_beat()  # and so know its clock, before it speaks of times
-        self._ears.hearing.watch(self.host)
+        self._owner.heartbeats.watch(self.host)
         self._tasks = [
             asyncio.create_task(self._guard(self._listen)),
-            asyncio.create_task(self._guard(lambda: self._feel_the_pulse(ask))),
+            asyncio.create_task(self._guard(lambda: self._poll_heartbeats(ask))),
         ]
         await asyncio.wait_for(self.known.wait(), ask.deadlines.heartbeat_timeout_s * 4)
         if self.version != wire.WIRE_VERSION:
@@ -70,9 +70,9 @@ class ActorLink:
         try:
             await body()
         except RayError as error:
-            self._ears.lost(self, f"its agent died ({type(error).__name__})")
+            self._owner.lost(self, f"its agent died ({type(error).__name__})")
         except Exception as error:  # a host that we can't listen to is of no more use than one that is gone
-            self._ears.lost(self, f"what its agent says can't be read ({describe(error)})")
+            self._owner.lost(self, f"what its agent says can't be read ({describe(error)})")
 
     async def _listen(self) -> None:
         frames = framing.Frames()
@@ -80,26 +80,26 @@ class ActorLink:
         while True:
             taken = await self.actor.words.remote(self.session, after, _WAIT_S)
             if isinstance(taken, str):
-                self._ears.lost(self, taken)
+                self._owner.lost(self, taken)
                 return
             after, data = taken
             if data:
-                self._ears.hearing.heard(self.host)
+                self._owner.heartbeats.heard(self.host)
             for body in frames.feed(data):
                 message = wire.from_agent.decode(body)
                 if isinstance(message, wire.Status):
                     self.run, self.version = message.run, message.version
                     self.known.set()
-                self._ears.heard(self, message)
+                self._owner.heard(self, message)
 
-    async def _feel_the_pulse(self, ask: EngineRequest) -> None:
+    async def _poll_heartbeats(self, ask: EngineRequest) -> None:
         """Ask at a steady pace, whether or not the last answer is in: on a busy machine Ray takes a second
         for one, and that isn't silence.
         """
 
         async def ask_once() -> None:
             if await self._ask_for_a_beat() < ask.deadlines.heartbeat_timeout_s:
-                self._ears.hearing.heard(self.host)
+                self._owner.heartbeats.heard(self.host)
 
         async with asyncio.TaskGroup() as questions:
             while True:

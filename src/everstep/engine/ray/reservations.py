@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ray.exceptions import RayError
@@ -15,8 +16,9 @@ from everstep.engine.base import EngineRequest, Sink
 from everstep.engine.ray import cluster
 from everstep.engine.ray.actor import END_S, START_S
 from everstep.engine.ray.demand import Demand
+from everstep.engine.ray.endings import end_slice
 from everstep.engine.ray.held import HeldSlice
-from everstep.engine.ray.link import ActorLink, Ears
+from everstep.engine.ray.link import ActorLink, LinkOwner
 from everstep.engine.ray.slicegroup import make_actor, make_group
 from everstep.engine.ray.upkeep import OffLoop, describe
 from everstep.engine.ray.watch import ClusterWatch
@@ -35,7 +37,7 @@ class NoSuchSliceError(Exception):
     """What was to be reserved is no longer there."""
 
 
-class Around(Ears, Protocol):
+class Around(LinkOwner, Protocol):
     """What reserving needs of the engine around it."""
 
     ask: EngineRequest
@@ -148,7 +150,8 @@ class Reservations:
         return await asyncio.shield(making)
 
     async def _granted(self, group: PlacementGroup) -> None:
-        while not await self._around.off_loop(group.wait, 0.5):
+        # Ray takes whole seconds: with less than one, its control store would be asked without a pause.
+        while not await self._around.off_loop(group.wait, 1):
             records = await self._around.off_loop(cluster.groups, self._tag)
             if group.id.hex() not in records:
                 raise NoSuchSliceError("the placement group was removed")
@@ -162,6 +165,12 @@ class Reservations:
                 self._around.unlink(link)
         return self._later(_all(self._end(held) for held in slices))
 
+    def end_later(self, groups: list[str]) -> None:
+        """Slices of an earlier driver whose agents don't answer."""
+        end = partial(end_slice, self._tag, self._around.ask.lease)
+        for group in groups:
+            self._later(self._remove(end, group))
+
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._endings.add(task)
@@ -169,29 +178,30 @@ class Reservations:
         return task
 
     async def _end(self, held: HeldSlice) -> None:
-        """End what runs in a slice, then give it back. What doesn't answer is ended by Ray."""
+        """End what runs in a slice, then give it back. What doesn't answer is ended by Ray, unless another
+        driver has it by now.
+        """
         if held.making is not None:
             await asyncio.wait({held.making})
             if not held.making.cancelled():
                 held.making.exception()  # told already, if anybody still wanted to know
-        ends = [link.actor.end.remote(self._around.ask.lease) for link in held.links.values()]
-        if ends:
-            try:
-                async with asyncio.timeout(END_S):
-                    refused = False in await asyncio.gather(*map(_is_done, ends))
-            except TimeoutError:
-                refused = False  # removing the group kills its actors, and that their agents
-            if refused:
-                return  # another driver has it now
+        lease = self._around.ask.lease
+        ends = [_is_done(link.actor.end.remote(lease)) for link in held.links.values()]
+        try:
+            async with asyncio.timeout(END_S):
+                have_ended = sum(await asyncio.gather(*ends)) == len(held.hosts)
+        except TimeoutError:
+            have_ended = False
         held.links.clear()
-        await self._remove(held.tag)
+        end = cluster.remove_named if have_ended else partial(end_slice, self._tag, lease)
+        await self._remove(end, held.tag)
 
-    async def _remove(self, tag: str) -> None:
+    async def _remove(self, remove: Callable[[str], None], tag: str) -> None:
         """By name: also what was made by a call that didn't return."""
         pause = 0.1
         while True:
             try:
-                await self._around.off_loop(cluster.remove_named, tag)
+                await self._around.off_loop(remove, tag)
                 return
             except Exception as error:  # Ray's control store is away, in one of the many ways it can be
                 if pause == 0.1:

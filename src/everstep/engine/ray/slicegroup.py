@@ -38,7 +38,7 @@ def make_actor(ask: EngineRequest, held: HeldSlice, group: PlacementGroup, index
     attempt = cluster.tag_of(f"{held.tag} {host}").split("/")[1]
     remote: Any = HostActor
     return remote.options(
-        name=f"{held.tag}/{host}",
+        name=held.actor_name(host),
         namespace=cluster.NAMESPACE,
         lifetime="detached",
         max_restarts=0,

@@ -4,6 +4,9 @@ One detached actor a run, made before anything is reserved. It needs no CPU, and
 node dies. It leaves a node that drains, which would otherwise wait for it to the end. Once no driver has been
 heard of for the run's orphan time-out, it removes every actor and every placement group of the run, and then
 itself.
+
+It also ends agents that don't answer, for a driver that has not been replaced: a later driver greets it
+before it takes anything over, so nobody knows better whose they are.
 """
 
 from __future__ import annotations
@@ -27,14 +30,33 @@ class Sweeper:
     def __init__(self, tag: str, orphan_s: float) -> None:
         self._tag = tag
         self._orphan_s = orphan_s
-        self._heard = time.monotonic()
+        self._lease = 0
+        self._began = self._heard = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def hear(self, orphan_s: float) -> str:
+    def hear(self, orphan_s: float, lease: int) -> str:
         """A driver of the run lives. The node that this one is on."""
         self._orphan_s = orphan_s
+        self._lease = max(self._lease, lease)
         self._heard = time.monotonic()
         return cluster.this_node()
+
+    def end(self, lease: int, agents: list[str], groups: list[str]) -> bool:
+        """End these, which don't answer. False: the driver that says so was replaced, and has no say."""
+        if lease < self._lease:
+            return False
+        if time.monotonic() - self._began < 2 * greeting_pause(self._orphan_s):
+            raise RuntimeError("a later driver may live, and not have greeted this sweeper yet")
+        for name in agents:
+            cluster.kill(name)
+        for group in groups:
+            cluster.remove_named(group)
+        return True
+
+    def leave(self, lease: int) -> None:
+        """Nothing of the run is left, says a driver."""
+        if lease >= self._lease:
+            cluster.kill(name_of(self._tag))
 
     def pid(self) -> int:
         return os.getpid()
@@ -48,6 +70,11 @@ class Sweeper:
         cluster.kill(me)
 
 
+def greeting_pause(orphan_s: float) -> float:
+    """How often drivers greet it."""
+    return min(5.0, orphan_s / 10)
+
+
 def name_of(tag: str) -> str:
     return f"{tag}sweeper"
 
@@ -55,34 +82,37 @@ def name_of(tag: str) -> str:
 class SweeperLine:
     """The driver's line to its run's sweeper, which is made where there is none."""
 
-    def __init__(self, tag: str, orphan_s: float, off_loop: OffLoop) -> None:
+    def __init__(self, tag: str, orphan_s: float, lease: int, off_loop: OffLoop) -> None:
         self._tag = tag
+        self._lease = lease
         self._orphan_s = orphan_s
         self._off_loop = off_loop
         self._sweeper: Any = None
 
     def pause(self) -> float:
-        return min(5.0, self._orphan_s / 10)
+        return greeting_pause(self._orphan_s)
 
-    async def greet(self) -> str:
+    async def ping(self) -> str:
         """Tell it that a driver lives. The node that it is on."""
         if self._sweeper is None:
             self._sweeper = await self._off_loop(self._make)
         node: str
         try:
-            node = await self._sweeper.hear.remote(self._orphan_s)
-        except RayError:
+            node = await self._sweeper.hear.remote(self._orphan_s, self._lease)
+        except (RayError, TypeError) as error:
+            if isinstance(error, TypeError):  # an earlier version of Everstep has made it
+                await self._off_loop(cluster.kill, name_of(self._tag))
             self._sweeper = await self._off_loop(self._make)
-            node = await self._sweeper.hear.remote(self._orphan_s)
+            node = await self._sweeper.hear.remote(self._orphan_s, self._lease)
         return node
 
     async def keep(self) -> None:
         """Greet it; where its node is about to go, the next one at once."""
-        node = await self.greet()
+        node = await self.ping()
         if await self._off_loop(_should_leave, node):
             await self._off_loop(cluster.kill, name_of(self._tag))
             self._sweeper = None
-            await self.greet()
+            await self.ping()
 
     def _make(self) -> Any:
         # Here first: of this node it is known that it lives.

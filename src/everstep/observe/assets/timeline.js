@@ -3,7 +3,7 @@
 const STATES = ["training", "ending", "starting", "restarting", "waiting", "driver away", "hang", "slow"];
 const COLOURS = { "driver away": "away" };
 const LANE = 14, HEAD = 20, AXIS = 44, LEFT = 160, BAND = 46;
-const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", "waiting for capacity": "waiting", "driver away": "away" };
+const LEDGER = { step: "training", "checkpoint stall": "ending", detect: "failed", restart: "restarting", restore: "starting", redo: "lost", hang: "hang", validation: "slow", "waiting for capacity": "waiting", "driver away": "away" };
 
 function patterns(context) {
   const found = {};
@@ -379,9 +379,9 @@ class Timeline {
   }
 }
 
-const SHAPES = { failure: "failure", hang: "a hang begins", slow: "a rank becomes slow", notice: "notice", resize: "resize" };
+const SHAPES = { failure: "failure", hang: "a hang begins", slow: "a rank becomes slow", notice: "notice", planned: "planned restart" };
 function shapeOf(kind) {
-  return { hang: "hang", straggler: "slow", resize: "resize", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
+  return { hang: "hang", straggler: "slow", "planned restart": "planned", "preemption notice": "notice", "set aside": "notice", damaged: "notice" }[kind] || "failure";
 }
 // Each kind has a shape of its own, so that colour isn't needed to tell them apart.
 function drawMark(ink, shape, x, y) {
@@ -397,7 +397,7 @@ function drawMark(ink, shape, x, y) {
   ink.strokeStyle = colour("back"); ink.lineWidth = 4.5; ink.stroke();
   path();
   if (shape === "failure") { ink.strokeStyle = colour("failed"); ink.lineWidth = 2.2; ink.stroke(); return; }
-  ink.fillStyle = colour({ hang: "hang", slow: "slow", notice: "waiting", resize: "ending" }[shape]);
+  ink.fillStyle = colour({ hang: "hang", slow: "slow", notice: "waiting", planned: "ending" }[shape]);
   ink.fill();
   ink.strokeStyle = colour("text"); ink.lineWidth = 1; ink.stroke();
 }

@@ -62,7 +62,7 @@ class ProcessKubelet:
         with self._lock:
             lives = list(self._lives.values())
         for life in lives:
-            life.end(0.0)
+            life.containers.end(0.0)
         for life in lives:
             life.thread.join(20)
         with contextlib.suppress(OSError, AttributeError):
@@ -88,7 +88,7 @@ class ProcessKubelet:
         """Its Ray container is killed."""
         for life in self._lives.values():
             if life.name == pod:
-                life.kill_first()
+                life.containers.kill_first()
 
     def lose(self, node: str) -> None:
         """The node is gone, with its processes. Nobody says so but the node controller."""
@@ -96,7 +96,7 @@ class ProcessKubelet:
         for life in list(self._lives.values()):
             if life.node == node:
                 life.lost = True
-                life.end(0.0)
+                life.containers.end(0.0)
                 unready = {"type": "Ready", "status": "False", "reason": "NodeLost"}
                 life.report({"phase": "Unknown", "reason": "NodeLost", "conditions": [unready]}, force=True)
                 with contextlib.suppress(urllib.error.HTTPError):
@@ -108,7 +108,7 @@ class ProcessKubelet:
 
     def pids(self, named: str = "") -> dict[str, list[int]]:
         """The processes of the containers, by Pod; of Pods whose names have this in them."""
-        return {life.name: life.pids() for life in self._lives.values() if named in life.name}
+        return {life.name: life.containers.pids() for life in self._lives.values() if named in life.name}
 
     # What it does by itself.
 
@@ -159,7 +159,7 @@ class ProcessKubelet:
                 threading.Thread(target=self._end, args=(life, pod), daemon=True).start()
 
     def _end(self, life: PodLife, pod: Pod) -> None:
-        life.end(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
+        life.containers.end(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
         if life.name not in self._hanging:
             life.remove()
 
@@ -168,7 +168,7 @@ class ProcessKubelet:
             life = self._lives.pop(pod["metadata"]["uid"], None)
             self._bound.pop(pod["metadata"]["uid"], None)
         if life is not None:
-            life.end(0.0)
+            life.containers.end(0.0)
 
     def _bind(self, pod: Pod) -> None:
         tainted = self._tainted()

@@ -50,54 +50,42 @@ class Grace:
         return max(LEAST_GRACE_S, self.left)
 
 
-class PodLife:
-    """One Pod, from its node to its end."""
+class PodContainers:
+    """A Pod's containers, as processes: what they are started with, and how they end."""
 
-    def __init__(self, server: ApiServer, pod: Pod, logs: Path, turn: threading.Semaphore) -> None:
-        self._server, self._pod, self._turn = server, pod, turn
-        meta = pod["metadata"]
-        self.name, self.uid, self.node = meta["name"], meta["uid"], pod["spec"]["nodeName"]
-        self.owner = next(
-            (o["uid"] for o in meta.get("ownerReferences") or () if o["kind"] == "RayCluster"), None
-        )
-        self.path = f"/api/v1/namespaces/{meta['namespace']}/pods/{self.name}"
-        self._namespace = meta["namespace"]
-        self._address = address_of(pod)
-        self.told_to_leave = threading.Event()
-        self.lost = False
-        self._logs = logs
-        self._ending = threading.Event()
-        self._restarts: dict[str, int] = {}
-        self._states: dict[str, dict[str, Any]] = {}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, server: ApiServer, pod: Pod, logs: Path) -> None:
+        self._server, self._pod, self._logs = server, pod, logs
+        self._name, self._namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        self.address = address_of(pod)
+        self.ending = threading.Event()
+        self.states: dict[str, dict[str, Any]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._hooks: list[subprocess.Popen[bytes]] = []
-        self._ready = False
-        self.thread = threading.Thread(target=self._live, name=self.name, daemon=True)
 
     def pids(self) -> list[int]:
-        return sorted(process.pid for process in self._processes.values() if process.poll() is None)
+        return sorted(process.pid for process in self.processes.values() if process.poll() is None)
 
     def kill_first(self) -> None:
-        kill(self._processes[self._pod["spec"]["containers"][0]["name"]])
+        kill(self.processes[self._pod["spec"]["containers"][0]["name"]])
 
     def end(self, grace_s: float) -> None:
         """At once, if there is no grace."""
         grace = Grace(grace_s)
         if grace_s:
             self._say_goodbye(grace)
-        self._ending.set()
+        self.ending.set()
         for hook in list(self._hooks):
             hook.kill()
             hook.wait()
         if grace_s:
             end = Grace(grace.left_for_the_end)
-            for process in list(self._processes.values()):
+            for process in list(self.processes.values()):
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
-            for process in list(self._processes.values()):
+            for process in list(self.processes.values()):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(end.left)
-        for process in list(self._processes.values()):
+        for process in list(self.processes.values()):
             kill(process)
             process.wait()
 
@@ -111,129 +99,17 @@ class PodLife:
 
     def _start_hook(self, container: Mapping[str, Any]) -> None:
         hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}
-        process = self._processes.get(container["name"])
+        process = self.processes.get(container["name"])
         if not hook or process is None or process.poll() is not None:
             return
-        environment = self._environment(container)
-        with (self._logs / f"{self.name}.{container['name']}.log").open("ab") as log:
+        environment = self.environment(container)
+        with (self._logs / f"{self._name}.{container['name']}.log").open("ab") as log:
             self._hooks.append(
                 subprocess.Popen(hook["command"], env=environment, cwd=self._logs, stdout=log, stderr=log)
             )
 
-    def remove(self) -> None:
-        """Say that it is over: then the API server lets it go."""
-        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
-        with contextlib.suppress(urllib.error.HTTPError, OSError):
-            self._server.request("DELETE", self.path, body)
-
-    def report(self, status: Mapping[str, Any], force: bool = False) -> None:
-        if (self.lost and not force) or (self._ending.is_set() and not force):
-            return
-        with contextlib.suppress(urllib.error.HTTPError, OSError):
-            self._server.request("PATCH", f"{self.path}/status", {"status": dict(status)}, MERGE)
-
-    def _live(self) -> None:
-        spec = self._pod["spec"]
-        for container in spec.get("initContainers") or ():
-            self._states[container["name"]] = {"running": {}}
-            while not self._ending.is_set() and self._start(container).wait() != 0:
-                self._ending.wait(0.5)
-        with self._my_turn():
-            for container in spec["containers"]:
-                if not self._ending.is_set():
-                    self._start(container)
-            self._say()
-            if not self._ending.is_set():
-                self._wait_until_ready(spec["containers"][0], STARTING_S)
-        if not self._ending.is_set() and not self._ready:
-            self._wait_until_ready(spec["containers"][0])
-        while not self._ending.wait(0.1):
-            self._look(spec)
-        # Its containers are ours: they would end with this thread, and have a grace to live through.
-        for process in list(self._processes.values()):
-            process.wait()
-
-    @contextlib.contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        while not self._turn.acquire(timeout=0.1):
-            if self._ending.is_set():
-                yield
-                return
-        try:
-            yield
-        finally:
-            self._turn.release()
-
-    def _wait_until_ready(self, container: Mapping[str, Any], limit_s: float = float("inf")) -> None:
-        probe = ((container.get("readinessProbe") or {}).get("exec") or {}).get("command")
-        process = self._processes[container["name"]]
-        deadline = time.monotonic() + limit_s
-        while probe and not self._ending.is_set() and process.poll() is None:
-            if time.monotonic() > deadline:
-                return
-            environment = self._environment(container)
-            if subprocess.run(probe, env=environment, capture_output=True, cwd=self._logs).returncode == 0:
-                break
-            self._ending.wait(0.2)
-        if process.poll() is None and not self._ending.is_set():
-            self._ready = True
-            self._say()
-
-    def _look(self, spec: Mapping[str, Any]) -> None:
-        for container in spec["containers"]:
-            name = container["name"]
-            code = self._processes[name].poll()
-            if code is None or "terminated" in self._states[name]:
-                continue
-            ended = {
-                "exitCode": code if code >= 0 else 128 - code,
-                "reason": "Completed" if code == 0 else "Error",
-            }
-            policy = spec.get("restartPolicy", "Always")
-            if policy == "Always" or (policy == "OnFailure" and code != 0):
-                self._restarts[name] = self._restarts.get(name, 0) + 1
-                self._ending.wait(min(10.0, 0.5 * 2 ** self._restarts[name]))
-                if not self._ending.is_set():
-                    self._start(container)
-            else:
-                self._states[name] = {"terminated": ended}
-            first = container is spec["containers"][0]
-            self._ready = self._ready and not first
-            self._say()
-            if first and not self._ending.is_set():
-                self._wait_until_ready(container)
-
-    def _say(self) -> None:
-        states = [
-            self._states[c["name"]] for c in self._pod["spec"]["containers"] if c["name"] in self._states
-        ]
-        phase = "Running"
-        if states and all("terminated" in state for state in states):
-            failed = any(state["terminated"]["exitCode"] for state in states)
-            phase = "Failed" if failed else "Succeeded"
-        ready = self._ready and phase == "Running"
-        self.report(
-            {
-                "phase": phase,
-                "podIP": self._address,
-                "hostIP": "127.0.0.1",
-                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
-                "containerStatuses": [
-                    {
-                        "name": c["name"],
-                        "image": c["image"],
-                        "imageID": "",
-                        "ready": ready,
-                        "restartCount": self._restarts.get(c["name"], 0),
-                        "state": self._states.get(c["name"], {"waiting": {"reason": "ContainerCreating"}}),
-                    }
-                    for c in self._pod["spec"]["containers"]
-                ],
-            }
-        )
-
-    def _start(self, container: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        environment = self._environment(container)
+    def start(self, container: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        environment = self.environment(container)
         command = [
             here(
                 _REFERENCE.sub(lambda found: environment.get(found[1], found[0]), str(word)), self._namespace
@@ -241,7 +117,7 @@ class PodLife:
             for word in (*(container.get("command") or ()), *(container.get("args") or ()))
         ]
         container_py = str(Path(__file__).with_name("container.py"))
-        with (self._logs / f"{self.name}.{container['name']}.log").open("ab") as log:
+        with (self._logs / f"{self._name}.{container['name']}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", container_py, str(os.getpid()), *command],
                 env=environment,
@@ -251,27 +127,32 @@ class PodLife:
                 stderr=log,
                 start_new_session=True,
             )
-        self._processes[container["name"]] = process
-        self._states[container["name"]] = {"running": {}}
-        if self._ending.is_set():
+        self.processes[container["name"]] = process
+        self.states[container["name"]] = {"running": {}}
+        if self.ending.is_set():
             kill(process)  # told to end while it was being started
         return process
 
-    def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
+    def answer(self, container: Mapping[str, Any], probe: list[str]) -> bool:
+        """Whether a probe of this container succeeds."""
+        environment = self.environment(container)
+        return subprocess.run(probe, env=environment, capture_output=True, cwd=self._logs).returncode == 0
+
+    def environment(self, container: Mapping[str, Any]) -> dict[str, str]:
         meta = self._pod["metadata"]
         account = self._pod["spec"].get("serviceAccountName", "default")
         certificate, key = self._server.client_certificate(
             f"system:serviceaccount:{meta['namespace']}:{account}"
         )
-        home = self._logs / self.name
+        home = self._logs / self._name
         home.mkdir(exist_ok=True)
         host, _, port = self._server.url.removeprefix("https://").partition(":")
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "KUBE"))},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "HOME": str(home),
-            "HOSTNAME": self._pod["spec"].get("hostname") or self.name,
-            "POD_LOG": str(self._logs / f"{self.name}.{container['name']}.log"),
+            "HOSTNAME": self._pod["spec"].get("hostname") or self._name,
+            "POD_LOG": str(self._logs / f"{self._name}.{container['name']}.log"),
             # How a process in a Pod finds the API server, and shows who it is.
             "KUBERNETES_SERVICE_HOST": host,
             "KUBERNETES_SERVICE_PORT_HTTPS": port,
@@ -298,13 +179,148 @@ class PodLife:
     def _field(self, path: str) -> str:
         meta = self._pod["metadata"]
         if path == "status.podIP":
-            return self._address
+            return self.address
         if path == "status.hostIP":
             return "127.0.0.1"
         found = re.match(r"metadata\.(labels|annotations)\['(.+)'\]", path)
         if found:
             return str((meta.get(found[1]) or {}).get(found[2], ""))
         return str(meta.get(path.removeprefix("metadata."), ""))
+
+
+class PodLife:
+    """One Pod, from its node to its end."""
+
+    def __init__(self, server: ApiServer, pod: Pod, logs: Path, turn: threading.Semaphore) -> None:
+        self._server, self._pod, self._turn = server, pod, turn
+        meta = pod["metadata"]
+        self.name, self.uid, self.node = meta["name"], meta["uid"], pod["spec"]["nodeName"]
+        self.owner = next(
+            (o["uid"] for o in meta.get("ownerReferences") or () if o["kind"] == "RayCluster"), None
+        )
+        self.path = f"/api/v1/namespaces/{meta['namespace']}/pods/{self.name}"
+        self.told_to_leave = threading.Event()
+        self.lost = False
+        self.containers = PodContainers(server, pod, logs)
+        self._ending = self.containers.ending
+        self._restarts: dict[str, int] = {}
+        self._ready = False
+        self.thread = threading.Thread(target=self._live, name=self.name, daemon=True)
+
+    def remove(self) -> None:
+        """Say that it is over: then the API server lets it go."""
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
+        with contextlib.suppress(urllib.error.HTTPError, OSError):
+            self._server.request("DELETE", self.path, body)
+
+    def report(self, status: Mapping[str, Any], force: bool = False) -> None:
+        if (self.lost and not force) or (self._ending.is_set() and not force):
+            return
+        with contextlib.suppress(urllib.error.HTTPError, OSError):
+            self._server.request("PATCH", f"{self.path}/status", {"status": dict(status)}, MERGE)
+
+    def _live(self) -> None:
+        spec = self._pod["spec"]
+        for container in spec.get("initContainers") or ():
+            self.containers.states[container["name"]] = {"running": {}}
+            while not self._ending.is_set() and self.containers.start(container).wait() != 0:
+                self._ending.wait(0.5)
+        with self._my_turn():
+            for container in spec["containers"]:
+                if not self._ending.is_set():
+                    self.containers.start(container)
+            self._say()
+            if not self._ending.is_set():
+                self._wait_until_ready(spec["containers"][0], STARTING_S)
+        if not self._ending.is_set() and not self._ready:
+            self._wait_until_ready(spec["containers"][0])
+        while not self._ending.wait(0.1):
+            self._look(spec)
+        # Its containers are ours: they would end with this thread, and have a grace to live through.
+        for process in list(self.containers.processes.values()):
+            process.wait()
+
+    @contextlib.contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        while not self._turn.acquire(timeout=0.1):
+            if self._ending.is_set():
+                yield
+                return
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _wait_until_ready(self, container: Mapping[str, Any], limit_s: float = float("inf")) -> None:
+        probe = ((container.get("readinessProbe") or {}).get("exec") or {}).get("command")
+        process = self.containers.processes[container["name"]]
+        deadline = time.monotonic() + limit_s
+        while probe and not self._ending.is_set() and process.poll() is None:
+            if time.monotonic() > deadline:
+                return
+            if self.containers.answer(container, probe):
+                break
+            self._ending.wait(0.2)
+        if process.poll() is None and not self._ending.is_set():
+            self._ready = True
+            self._say()
+
+    def _look(self, spec: Mapping[str, Any]) -> None:
+        for container in spec["containers"]:
+            name = container["name"]
+            code = self.containers.processes[name].poll()
+            if code is None or "terminated" in self.containers.states[name]:
+                continue
+            ended = {
+                "exitCode": code if code >= 0 else 128 - code,
+                "reason": "Completed" if code == 0 else "Error",
+            }
+            policy = spec.get("restartPolicy", "Always")
+            if policy == "Always" or (policy == "OnFailure" and code != 0):
+                self._restarts[name] = self._restarts.get(name, 0) + 1
+                self._ending.wait(min(10.0, 0.5 * 2 ** self._restarts[name]))
+                if not self._ending.is_set():
+                    self.containers.start(container)
+            else:
+                self.containers.states[name] = {"terminated": ended}
+            first = container is spec["containers"][0]
+            self._ready = self._ready and not first
+            self._say()
+            if first and not self._ending.is_set():
+                self._wait_until_ready(container)
+
+    def _say(self) -> None:
+        states = [
+            self.containers.states[c["name"]]
+            for c in self._pod["spec"]["containers"]
+            if c["name"] in self.containers.states
+        ]
+        phase = "Running"
+        if states and all("terminated" in state for state in states):
+            failed = any(state["terminated"]["exitCode"] for state in states)
+            phase = "Failed" if failed else "Succeeded"
+        ready = self._ready and phase == "Running"
+        self.report(
+            {
+                "phase": phase,
+                "podIP": self.containers.address,
+                "hostIP": "127.0.0.1",
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                "containerStatuses": [
+                    {
+                        "name": c["name"],
+                        "image": c["image"],
+                        "imageID": "",
+                        "ready": ready,
+                        "restartCount": self._restarts.get(c["name"], 0),
+                        "state": self.containers.states.get(
+                            c["name"], {"waiting": {"reason": "ContainerCreating"}}
+                        ),
+                    }
+                    for c in self._pod["spec"]["containers"]
+                ],
+            }
+        )
 
 
 def address(*names: str) -> str:

@@ -1,0 +1,277 @@
+"""What workers and their agents say of them, as events for the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from everstep.control import events as e
+from everstep.driver.driven import DrivenRun
+from everstep.driver.exits import failure_of
+from everstep.driver.streams import WorkerStream
+from everstep.driver.workers import Workers
+from everstep.failures import Failure, Kind
+from everstep.identity import Incarnation, WorkerId
+from everstep.journal import records
+from everstep.observe.observer import NewReports
+from everstep.protocol import wire, words
+from everstep.saved.reports import Part
+from everstep.topology.slices import HostId
+
+
+@dataclass
+class _Batch:
+    """Reports that are told the controller as one event."""
+
+    before: int
+    """The last report that it has been told of."""
+    owed: list[int] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    taking: list[int] = field(default_factory=list)
+    restore_s: float = 0.0
+    earlier: int = 0
+    """The last that was made before this driver ran; 0: none was."""
+
+    def add(self, report: words.Report, settled: Collection[int]) -> None:
+        self.restore_s = max(self.restore_s, report.restore_s)
+        if report.owed and report.index not in settled:
+            self.owed.append(report.index)
+        if report.taken:
+            self.taken.append(report.index)
+        if report.taking:
+            self.taking.append(report.index)
+
+
+class FromWorkers:
+    def __init__(self, run: DrivenRun, workers: Workers) -> None:
+        self._run = run
+        self._workers = workers
+
+    def tell_adopted(self) -> None:
+        """How far the workers of an earlier driver have come, which that one had dealt with."""
+        for key, stream in self._workers.streams.items():
+            taking = [stream.taking] if stream.taking else []
+            self._tell_reports(key, stream, _Batch(0, taking=taking, earlier=stream.upto))
+
+    # ------------------------------------------------------------------ what they say
+
+    def spawned(self, message: wire.Spawned) -> None:
+        self._workers.pids[message.rank] = message.pid
+        self._run.emit(
+            e.WorkerSpawned(
+                at=self._run.clock.now(),
+                epoch=message.epoch,
+                generation=message.generation,
+                rank=message.rank,
+                pid=message.pid,
+            )
+        )
+
+    def heard(self, message: wire.FromWorker) -> None:
+        key = WorkerId(message.epoch, message.generation, message.rank)
+        stream = self._workers.streams.get(key)
+        if stream is None:
+            return  # of an incarnation that is over
+        batch = _Batch(stream.upto)
+        for word in stream.feed(message.data):
+            if isinstance(word, words.Report | words.SnapshotTaken | words.StallTold):
+                self._workers.pace.heard(
+                    message.epoch, stream, word, self._workers.current, self._run.clock.now()
+                )
+            match word:
+                case words.Report():
+                    batch.add(word, stream.settled)
+                    if stream.behind:
+                        self._look_when(stream, word, batch)
+                    batch.parts += self._news(stream, word.part)
+                    self._add_metrics(key, stream, word)
+                case words.PartDone():
+                    batch.parts += self._news(stream, word.part)
+                case words.SnapshotTaken():
+                    batch.taken.append(word.index)
+                case words.StallTold():
+                    pass
+                case _:
+                    # What came before must be known before what comes now: a return, a failure, a question.
+                    self._tell_reports(key, stream, batch)
+                    batch = _Batch(stream.upto, restore_s=batch.restore_s)
+                    self._message(key, stream, word)
+        self._tell_reports(key, stream, batch)
+
+    def _look_when(self, stream: WorkerStream, report: words.Report, batch: _Batch) -> None:
+        """Whether it was made before this driver ran, as the others after it may have been."""
+        opened, here = self._run.history.opened, stream.assignment.host
+        assert opened is not None, "a driver has opened its run"
+        if report.at is not None and self._run.engine.time_here(here, report.at) < opened.at:
+            batch.earlier = report.index
+        else:
+            stream.behind = False
+
+    def _news(self, stream: WorkerStream, part: Part | None) -> list[Part]:
+        """What was committed or given up before isn't any, also where the journal has lost that."""
+        if part is None or part.index in stream.settled or part.folder in self._run.history.checkpoints:
+            return []
+        return [part]
+
+    def _add_metrics(self, key: WorkerId, stream: WorkerStream, report: words.Report) -> None:
+        epoch, generation, rank = key
+        if report.silent:
+            if stream.assignment.group_rank == 0:
+                self._workers.metrics.add_silent(stream, report.index, report.metrics)
+            return
+        if stream.assignment.group_rank == 0:
+            self._workers.metrics.add(self._run.controller.epoch, stream, report.index, report.metrics)
+        if self._run.job.wants_all_metrics:
+            of = Incarnation(epoch, stream.assignment.group_id, generation)
+            self._run.observer.reported(of, rank, report.index, report.metrics)
+
+    def _tell_reports(self, key: WorkerId, stream: WorkerStream, batch: _Batch) -> None:
+        if stream.upto == batch.before and not batch.parts and not batch.taken:
+            return
+        epoch, generation, rank = key
+        news = NewReports(self._workers.metrics.newest(stream), batch.earlier)
+        self._run.observer.progress(rank, epoch, stream.upto, news)
+        self._run.emit(
+            e.Reported(
+                at=self._run.clock.now(),
+                epoch=epoch,
+                generation=generation,
+                rank=rank,
+                upto=stream.upto,
+                owed=tuple(batch.owed),
+                parts=tuple(batch.parts),
+                restore_s=batch.restore_s,
+                taken=tuple(batch.taken),
+                taking=tuple(batch.taking),
+            )
+        )
+
+    def _message(self, key: WorkerId, stream: WorkerStream, word: words.AnyFromWorker) -> None:
+        epoch, generation, rank = key
+        now = self._run.clock.now()
+        match word:
+            case words.Hello():
+                self._workers.pids[rank] = word.pid
+                if word.endpoint is not None:
+                    group = stream.assignment.group_id
+                    members = [
+                        s.assignment for s in self._workers.current() if s.assignment.group_id == group
+                    ]
+                    others = [a.rank for a in members if a.rank != rank]
+                    self._workers.tell(epoch, others, words.Rendezvous(word.endpoint))
+            case words.Joined():
+                self._run.emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
+            case words.PartFailed():
+                self._upload_failed(key, word.index, word.reason)
+            case words.NoMemory():
+                self._workers.pace.cadence.refused(rank, word.reason)
+            case words.Ask():
+                if word.turn:
+                    self._workers.talk.collectives[stream.assignment.group_id].ask(rank, word)
+                else:
+                    self._workers.questions.ask(rank, word)
+            case words.Counted():
+                self._workers.talk.synchronized.counted(rank, word)
+            case words.Returned():
+                stream.returned = True
+                self._workers.talk.synchronized.returned(rank)
+                self._workers.talk.collectives[stream.assignment.group_id].returned(rank)
+                self._workers.results.returned(rank, word)
+                self._run.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
+            case words.Raised():
+                self._raised(key, stream, word)
+            case words.Report() | words.SnapshotTaken() | words.StallTold() | words.PartDone():
+                raise AssertionError("reports are merged before they come here")
+            case _:
+                assert_never(word)
+
+    def _raised(self, key: WorkerId, stream: WorkerStream, word: words.Raised) -> None:
+        epoch, generation, rank = key
+        now = self._run.clock.now()
+        stream.failed = True
+        if word.damaged:
+            self._damaged(word.damaged, word.message)
+            self._run.emit(e.CheckpointGone(at=now, folder=word.damaged))
+        if word.lost_snapshot is not None:
+            self._run.observer.say(f"{word.message}; the one before it, or the newest in storage, is used")
+            self._run.emit(e.SnapshotDamaged(at=now, snapshot=word.lost_snapshot))
+        failure = Failure(
+            _kind_of(word),
+            self._run.engine.time_here(stream.assignment.host, word.at),
+            word.message,
+            rank=rank,
+            host=stream.assignment.host,
+            echo=word.echo,
+            traceback=word.traceback,
+        )
+        self._run.emit(e.WorkerFailed(at=now, epoch=epoch, generation=generation, rank=rank, failure=failure))
+
+    def _damaged(self, folder: str, reason: str) -> None:
+        if folder in self._run.history.checkpoints:
+            self._run.observer.say(f"{reason}; the one before it is used")
+            self._run.write(records.Damaged(self._run.clock.now(), folder, reason))
+
+    # ------------------------------------------------------------------ how they end
+
+    def exited(self, host: HostId, message: wire.Exited) -> None:
+        key = WorkerId(message.epoch, message.generation, message.rank)
+        self._workers.results.tails[key] = message
+        stream = self._workers.streams.get(key)
+        for index in sorted(stream.bound) if stream is not None else ():
+            self._upload_failed(key, index, "its process ended before its upload was done")
+        # A worker that has reported a failure may be killed before it exits.
+        failed = (stream is not None and stream.failed) or (not message.by_us and message.code != 0)
+        if stream is not None and not (message.by_us or stream.failed or stream.returned):
+            stream.failed = True
+            at = self._run.engine.time_here(host, message.at)
+            failure = failure_of(message, host, at, self._run.job.backend)
+            self._run.emit(
+                e.WorkerFailed(
+                    at=self._run.clock.now(),
+                    epoch=message.epoch,
+                    generation=message.generation,
+                    rank=message.rank,
+                    failure=failure,
+                )
+            )
+        if failed and not self._run.job.store.is_local:  # else logs lie in the run's storage
+            name = Path(message.log_path).relative_to(self._run.job.logs).as_posix()
+            self._run.keep_file(f"logs/{name}", message.log_tail.encode(), "the log of a failed rank")
+
+    def uploaded(self, message: wire.Uploaded) -> None:
+        """An agent has written a snapshot to storage, or what its worker did not live to upload."""
+        key = WorkerId(message.epoch, message.generation, message.rank)
+        stream = self._workers.streams.get(key)
+        if stream is None:
+            return
+        if message.part is None:
+            self._upload_failed(key, message.index, message.reason)
+        else:
+            self._tell_reports(key, stream, _Batch(stream.upto, parts=self._news(stream, message.part)))
+
+    def _upload_failed(self, key: WorkerId, index: int, reason: str) -> None:
+        epoch, generation, rank = key
+        self._run.observer.say(
+            f"rank {rank} could not save its part of checkpoint {index}: {reason}; training goes on"
+        )
+        self._run.emit(
+            e.UploadFailed(
+                at=self._run.clock.now(),
+                epoch=epoch,
+                generation=generation,
+                rank=rank,
+                index=index,
+                reason=reason,
+            )
+        )
+        self._workers.tell(epoch, [rank], words.CommitTold("", index))
+
+
+def _kind_of(word: words.Raised) -> Kind:
+    if word.final:
+        return Kind.LIMIT
+    # What it was given to start from is no fault of the function's.
+    return Kind.START if word.damaged or word.lost_snapshot is not None else Kind.EXCEPTION

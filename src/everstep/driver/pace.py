@@ -1,0 +1,56 @@
+"""How fast the workers get on, and what holds them up: snapshots, checkpoints, one that is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from everstep.driver.stalls import Stalls
+from everstep.driver.states import SnapshotCadence
+from everstep.driver.stragglers import StragglerWatch
+from everstep.driver.streams import WorkerStream
+from everstep.health.stragglers import Straggler
+from everstep.identity import Incarnation
+from everstep.protocol import words
+
+
+class WorkerPace:
+    """What workers say of their own time, and who wants to know it."""
+
+    def __init__(self, cadence: SnapshotCadence, stalls: Stalls, stragglers: StragglerWatch) -> None:
+        self.cadence = cadence
+        self.stalls = stalls
+        self.stragglers = stragglers
+
+    def start(self, epoch: int, streams: Iterable[WorkerStream], ranks: set[int], now: float) -> None:
+        """These ranks start; the others go on."""
+        self.cadence.restart()
+        self.stalls.restart(epoch, now)
+        self.stragglers.begin(epoch, [stream.assignment for stream in streams], ranks, now)
+
+    def adopt(self, epoch: int, streams: Iterable[WorkerStream], named: list[Straggler], now: float) -> None:
+        """Workers of an earlier driver go on."""
+        self.cadence.adopt()
+        self.stragglers.begin(epoch, [stream.assignment for stream in streams], set(), now, named)
+
+    def heard(
+        self,
+        epoch: int,
+        stream: WorkerStream,
+        word: words.Report | words.SnapshotTaken | words.StallTold,
+        peers: Callable[[], list[WorkerStream]],
+        now: float,
+    ) -> None:
+        """``peers``: all that there are, in whatever replica group."""
+        rank = stream.assignment.rank
+        match word:
+            case words.Report():
+                self.cadence.reported(rank, word.index, word.copy_s, now)
+                if word.pace is not None:
+                    self.stragglers.paced(rank, word.index, word.pace, now)
+            case words.SnapshotTaken():
+                self.cadence.taken(rank, word.copy_s, word.whole_s)
+            case words.StallTold():
+                number = stream.assignment.group_id
+                others = [p.upto for p in peers() if p is not stream and p.assignment.group_id == number]
+                of = Incarnation(epoch, number, stream.generation)
+                self.stalls.heard(of, word.index, word.seconds, now, others)

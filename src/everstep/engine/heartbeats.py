@@ -1,0 +1,43 @@
+"""Who has been heard of lately. A host that is silent for too long counts as lost, whatever the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from everstep.deadlines import Deadlines
+from everstep.topology.slices import HostId
+
+
+class Heartbeats:
+    """Counts silence. Time in which this process itself didn't run isn't silence of anybody else."""
+
+    def __init__(self, deadlines: Deadlines, silent: Callable[[HostId, float], None]) -> None:
+        self._interval = deadlines.heartbeat_interval_s
+        self._timeout = deadlines.heartbeat_timeout_s
+        self._asleep = deadlines.asleep_s
+        self._silent = silent
+        self._last: dict[HostId, float] = {}
+
+    def watch(self, host: HostId) -> None:
+        self._last[host] = time.monotonic()
+
+    def heard(self, host: HostId) -> None:
+        if host in self._last:
+            self._last[host] = time.monotonic()
+
+    def forget(self, host: HostId) -> None:
+        self._last.pop(host, None)
+
+    async def run(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(self._interval)
+            now = time.monotonic()
+            if now - before > self._interval + self._asleep:  # count anew
+                self._last = dict.fromkeys(self._last, now)
+            before = now
+            for host, last in list(self._last.items()):
+                if now - last > self._timeout:
+                    self._silent(host, last)

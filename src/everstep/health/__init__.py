@@ -1,0 +1,1 @@
+"""How workers do: judgments over observations, and nothing else. Pure, as the controller is."""

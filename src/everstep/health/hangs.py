@@ -1,0 +1,211 @@
+"""Who has stopped making progress, and who is to blame.
+
+Ranks of a group wait for each other, so that one that hangs makes all of them stand still. A rank that is
+overdue leads to a closer look at every rank; what that finds is judged here. Being slow is not a hang, and
+neither is doing nothing for a while. What proves a hang is that a rank is stuck *and* its peers are ahead of
+it, or wait for it; without peers that say so, only a time that nothing explains does.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from everstep.deadlines import Deadlines
+from everstep.health.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
+
+_MARGIN = 1.25
+"""How much longer than the longest that it took before a thing may take."""
+_FAR = 10.0
+"""How much longer than any step before workers must stand still for that to be a hang by itself."""
+_WAITS = (StackPlace.COLLECTIVE, StackPlace.REPORT)
+"""Where a rank waits for others."""
+
+
+class OnHang(enum.StrEnum):
+    """What happens to workers that hang."""
+
+    RESTART = "restart"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class HangVerdict(msgspec.Struct, frozen=True):
+    culprits: tuple[int, ...]
+    why: str
+    """Of the first of them."""
+
+
+def is_overdue(vitals: Vitals, limits: Deadlines) -> bool:
+    """Whether this rank has been without progress for so long that its peers are to be asked."""
+    quiet, still = vitals.quiet_s, vitals.still_s
+    if vitals.state is ProcessState.TRACED:
+        return False
+    match vitals.stage:
+        case Stage.START | Stage.RETURNED:
+            return False  # the start has a deadline of its own, and who has returned is done
+        case Stage.PAUSE:
+            return quiet >= (vitals.allowed_s or limits.hang_pause_s)
+        case Stage.FIRST_STEP:
+            return still >= limits.hang_first_s
+        case Stage.RESTORE:
+            return still >= limits.hang_restore_s
+        case Stage.CHECKPOINT:
+            return still >= max(limits.hang_checkpoint_s, _MARGIN * vitals.usual_s)
+        case Stage.TRAINING:
+            late = quiet >= vitals.usual_s + min(0.25 * vitals.usual_s, limits.hang_s / 2) + limits.hang_s / 4
+            dead = still >= max(limits.hang_s, _MARGIN * vitals.lull_s) or vitals.held_s >= limits.hang_s
+            return (late and dead) or _is_inexplicable(vitals, limits)
+
+
+def _is_inexplicable(vitals: Vitals, limits: Deadlines) -> bool:
+    """Whether nothing that it may be doing takes so long, whatever its peers do."""
+    if vitals.stage is not Stage.TRAINING or vitals.state is ProcessState.STOPPED:
+        return True  # these stages have deadlines of their own
+    idle = vitals.still_s >= limits.hang_idle_s and vitals.quiet_s >= _FAR * vitals.usual_s
+    return idle or vitals.quiet_s >= limits.hang_busy_s + _MARGIN * vitals.usual_s
+
+
+def judge(
+    found: Sequence[Finding], limits: Deadlines, others: Sequence[Finding] | None = None
+) -> HangVerdict | None:
+    """Whom the ranks of one group wait for. None: for somebody who may be at work, or for one of ``others``,
+    which are the ranks of the other replica groups.
+    """
+    overdue = [one for one in found if is_overdue(one.vitals, limits)]
+    hung = [one for one in overdue if _is_proven(one, found, others or (), limits)]
+    if not overdue:
+        return None
+    for is_it in (_is_stopped, lambda one: one.vitals.held_s >= limits.hang_s):
+        if culprits := [one for one in hung if is_it(one)]:
+            return _verdict(culprits)
+    returned = {one.vitals.rank for one in found if one.vitals.stage is Stage.RETURNED}
+    behind = _behind(found, overdue)
+    if behind:
+        # Others wait for those that are behind. If one of them may be at work, there is nothing to blame.
+        settled = {one.vitals.rank for one in hung} | returned
+        return _verdict(behind) if all(one.vitals.rank in settled for one in behind) else None
+    late = {one.vitals.rank for one in overdue}
+    return _alone_in_its_place(hung, found, late | returned) or _left_behind(
+        overdue, found, limits, alone=others is None
+    )
+
+
+def _is_stopped(one: Finding) -> bool:
+    return one.vitals.state is ProcessState.STOPPED
+
+
+def _is_proven(one: Finding, found: Sequence[Finding], others: Sequence[Finding], limits: Deadlines) -> bool:
+    """Whether a rank that is overdue hangs, if it isn't merely a victim."""
+    if _is_inexplicable(one.vitals, limits):
+        return True
+    # A loop that looks every second whether it may go on is the user's, and knows what it waits for. One in
+    # a library, as a data loader's, waits for what should be there.
+    waits = one.place not in (StackPlace.WORKING, StackPlace.UNKNOWN)
+    stuck = waits or one.vitals.held_s >= limits.hang_s or one.vitals.asleep_s >= limits.hang_s
+    return stuck and (
+        any(_is_ahead(peer, one) for peer in found) or any(_gets_on(peer, limits) for peer in others)
+    )
+
+
+def _is_ahead(peer: Finding, one: Finding) -> bool:
+    """Whether the one is behind its peer, or waited for by it."""
+    ahead = peer.vitals.reports > one.vitals.reports or peer.vitals.collectives > one.vitals.collectives
+    return ahead or (peer.place in _WAITS and one.place not in _WAITS)
+
+
+def _gets_on(other: Finding, limits: Deadlines) -> bool:
+    """Whether a rank of another group trains, or waits. What is counted there says nothing: groups begin at
+    different times.
+    """
+    return other.place in _WAITS or (
+        other.vitals.stage is Stage.TRAINING and other.vitals.quiet_s <= limits.hang_s / 2
+    )
+
+
+def _behind(found: Sequence[Finding], overdue: Sequence[Finding]) -> list[Finding]:
+    """Those that others wait for, by what is counted: reports where one waits for those, else
+    collectives.
+    """
+    most = max((one.vitals.reports for one in overdue if one.place is StackPlace.REPORT), default=0)
+    if late := [one for one in found if one.vitals.reports < most]:
+        return late
+    fewest = min(one.vitals.collectives for one in found)
+    if any(one.vitals.collectives > fewest for one in found):
+        return [one for one in found if one.vitals.collectives == fewest]
+    return []
+
+
+def _alone_in_its_place(
+    hung: Sequence[Finding], found: Sequence[Finding], settled: set[int]
+) -> HangVerdict | None:
+    """Those whose stack says that they don't wait for another rank."""
+    stuck = [one for one in hung if one.place in (StackPlace.WORKING, StackPlace.UNKNOWN)]
+    if stuck:
+        return _verdict(stuck)
+    waiting = [one for one in hung if one.place is StackPlace.WAITING]
+    others = [one for one in found if one.vitals.rank not in settled]
+    # It may wait for one of these. If they get on without it, it doesn't.
+    if waiting and all(one.vitals.quiet_s <= one.vitals.usual_s for one in others):
+        return _verdict(waiting)
+    return None
+
+
+def _left_behind(
+    overdue: Sequence[Finding], found: Sequence[Finding], limits: Deadlines, *, alone: bool
+) -> HangVerdict | None:
+    """Everybody waits for another rank: for one that has returned, or else for each other."""
+    returned = [one for one in found if one.vitals.stage is Stage.RETURNED]
+    if len(overdue) + len(returned) < len(found) or not all(one.place in _WAITS for one in overdue):
+        return None  # somebody is at work
+    if returned:
+        return _verdict(returned)
+    odd = grouped(overdue)
+    # In one and the same collective, they may wait for a slow network. In two different ones they can't meet.
+    meets = len(odd) == 1 and not all(_is_inexplicable(one.vitals, limits) for one in overdue)
+    if meets or not alone:
+        return None
+    return HangVerdict(
+        tuple(one.vitals.rank for one in odd[0]), f"{_no_progress(odd[0][0])}: every rank waits"
+    )
+
+
+def _verdict(culprits: Sequence[Finding]) -> HangVerdict:
+    return HangVerdict(tuple(one.vitals.rank for one in culprits), _why(culprits[0]))
+
+
+def _why(one: Finding) -> str:
+    vitals = one.vitals
+    at = f", at {one.line}" if one.line else ""
+    if vitals.stage is Stage.RETURNED:
+        times = f"{vitals.reports} report{'' if vitals.reports == 1 else 's'}"
+        return f"returned from the training function after {times}, and other ranks wait for it"
+    if vitals.state is ProcessState.STOPPED:
+        return f"{_no_progress(one)}: its process is stopped (SIGSTOP){at}"
+    if vitals.held_s > vitals.quiet_s / 2:
+        return f"{_no_progress(one)}: a C call has kept Python's lock for {vitals.held_s:.0f} s{at}"
+    if vitals.state is ProcessState.BLOCKED:
+        return f"{_no_progress(one)}: it is blocked in the kernel, which a disk or a network file can do{at}"
+    return f"{_no_progress(one)}{at}"
+
+
+def _no_progress(one: Finding) -> str:
+    vitals = one.vitals
+    stage = "" if vitals.stage is Stage.TRAINING else f" in {vitals.label or vitals.stage.value}"
+    known = vitals.step_s and vitals.stage is Stage.TRAINING
+    usual = f" (a step usually takes {_seconds(vitals.step_s)})" if known else ""
+    return f"no progress for {vitals.quiet_s:.0f} s{stage}{usual}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
+
+
+def grouped(found: Iterable[Finding]) -> list[list[Finding]]:
+    """By equal stacks, the rarest first."""
+    groups: dict[str, list[Finding]] = {}
+    for one in sorted(found, key=lambda one: one.vitals.rank):
+        groups.setdefault(one.stack or f"{one.vitals.state} {one.vitals.stage}", []).append(one)
+    return sorted(groups.values(), key=lambda group: (len(group), group[0].vitals.rank))

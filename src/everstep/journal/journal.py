@@ -1,0 +1,383 @@
+"""The journal: the one record of a run. What happened, what was decided, and every metric of rank 0.
+
+It is one sequence of numbered objects, each made with put-if-absent. Taking the run is a record in it; so a
+driver that was paused and replaced collides at its next append, and stops. Old objects are put together into
+archives, which a later object names, and are deleted then. That makes their numbers free again, so an append
+counts only if nothing stands after it: a driver that wakes up behind the end finds that out before it does
+anything else.
+
+Objects are made whole or not at all. One that is missing or that can't be read is damage: it is named, and
+everything else is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from everstep.errors import FencedError, JournalFormatError, StorageError
+from everstep.journal.records import AnyRecord, Compacted, Opened, decode, encode
+from everstep.storage import layout
+from everstep.storage.asynchronous import AsyncStore, ImmediateStore, complete
+from everstep.storage.store import FileRecord, Store, open_store
+
+FOLDER = layout.JOURNAL
+key_of = layout.key_of
+COMPACT_AFTER = 200
+"""So many small objects are put into an archive."""
+MOST_BYTES = 4 << 20
+"""Of one object, so that a slow store can take it within a deadline."""
+MOST_ARCHIVED = 2 * MOST_BYTES
+"""Archives are put together up to this size."""
+
+_ARCHIVE = "archive-"
+_ARCHIVED = re.compile(rf"{_ARCHIVE}([0-9]{{10,}})-[0-9a-f]+")
+_LOOKS = 20
+_PAUSE_S = 1.0
+
+
+class JournalRemovedError(StorageError):
+    """What was written before is gone. ``Journal.start_anew`` puts a new beginning there."""
+
+
+def numbers_in(names: Iterable[str]) -> list[int]:
+    """Of the numbered objects among these. Other files in a folder are somebody else's."""
+    return [int(name) for name in names if layout.is_numbered(name)]
+
+
+def random_token() -> str:
+    return secrets.token_hex(4)
+
+
+class Journal:
+    """A driver's access to the journal. ``append`` collects; ``flush`` makes durable, or raises
+    ``FencedError``.
+    """
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        number: int,
+        first: int,
+        archives: Sequence[str],
+        compact_after: int = COMPACT_AFTER,
+        durable: Callable[[AnyRecord], None] = lambda record: None,
+        last: bytes | None = None,
+        token: Callable[[], str] = random_token,
+    ) -> None:
+        """``durable`` is called with each record that this journal has written, once it is there. ``last`` is
+        the object that the next one comes after, if it is ours. ``token`` makes the names of archives unique.
+        """
+        self._store = store
+        self._durable = durable
+        self._compact_after = compact_after
+        self._next = number
+        self._first = first
+        self._archives = [*archives]
+        self._last = last
+        self._token = token
+        # A deque, of which one thread appends while another takes: nothing falls in between.
+        self._waiting: deque[tuple[AnyRecord, bytes]] = deque()
+        self._unsure = b""
+        """What is being written, and may or may not be there already."""
+        self._unsure_of: list[AnyRecord] = []
+        """The records in it."""
+        self._flushing = asyncio.Lock()
+        self._lost: FencedError | None = None
+
+    def append(self, record: AnyRecord) -> None:
+        self._waiting.append((record, encode(record)))
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._waiting or self._unsure)
+
+    async def flush(self) -> bool:
+        """Write what was appended. True if there was something. What storage refuses is tried again the next
+        time. Once this returns, this driver owned the run after the last record was written.
+        """
+        async with self._flushing:
+            wrote = False
+            while self.has_news:
+                await self._write_some()
+                wrote = True
+            return wrote
+
+    async def _write_some(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if not self._unsure:
+            self._unsure_of, self._unsure = self._batch()
+        # An error may hide that it was written: the same bytes again then find themselves.
+        if not await self._store.create(key_of(self._next), self._unsure):
+            raise await self._fenced()
+        await self._check_place()
+        self._last, self._unsure = self._unsure, b""
+        self._next += 1
+        for record in self._unsure_of:
+            self._durable(record)
+
+    def _batch(self) -> tuple[list[AnyRecord], bytes]:
+        first, encoded = self._waiting.popleft()
+        found, batch = [first], bytearray(encoded)
+        while self._waiting and len(batch) + len(self._waiting[0][1]) <= MOST_BYTES:
+            record, encoded = self._waiting.popleft()
+            found.append(record)
+            batch += encoded
+        return found, bytes(batch)
+
+    async def _check_place(self) -> None:
+        """What was written counts if nothing stands after it, and what it goes on from is there, and ours: if
+        our last object was lost, another driver may have taken the run in its place.
+        """
+        names = {file.path for file in await self._store.list()}
+        last = max(numbers_in(names), default=0)
+        needed = {*self._archives, *([key_of(self._next - 1)] if self._next > self._first else [])}
+        if last > self._next or not await self._is_last_ours():
+            raise await self._fenced()
+        if last < self._next or not needed <= names:
+            raise JournalRemovedError(
+                f"the journal of {self._store.address()} was removed or replaced while the run uses it",
+                "leave the folder of a run alone while it runs",
+            )
+
+    async def _is_last_ours(self) -> bool:
+        """Also if it is gone."""
+        if self._last is None or self._next == self._first:
+            return True
+        return await self._store.read(key_of(self._next - 1)) in (None, self._last)
+
+    async def _fenced(self) -> FencedError:
+        """Another driver has written after us, or what we would have written. That is known from here on,
+        also if who it was is never found out: whoever waits for this may be cancelled.
+        """
+        by = "another driver"
+        self._lost = FencedError(by)
+        try:
+            scan = await scan_journal(self._store)
+            openings = [record for record in scan.records() if isinstance(record, Opened)]
+            by = str(openings[-1].owner) if openings else by
+        except JournalFormatError:
+            by = "a driver of another version of Everstep"
+        self._lost = FencedError(by)
+        return self._lost
+
+    # ------------------------------------------------------------------ compaction
+
+    @property
+    def is_long(self) -> bool:
+        return self._next - self._first >= self._compact_after
+
+    async def compact(self) -> None:
+        """Put many small objects into a large one. Nothing is forgotten by it. For one task at a time, beside
+        any number of flushes.
+        """
+        first, last = self._first, self._next
+        sizes = {file.path: file.size for file in await self._store.list()}
+        small = [key_of(number) for number in range(first, last)]
+        merged = self._to_merge(sizes, sum(sizes.get(name, 0) for name in small))
+        found = [await self._whole(name) for name in [*merged, *small]]
+        name = f"{_ARCHIVE}{last:010d}-{self._token()}"
+        await self._store.create(name, b"".join(found))
+        if self._first != first:
+            return  # there is a new beginning by now, which has all of it
+        archives = [*(a for a in self._archives if a not in merged), name]
+        await self._write_compacted(Compacted(archives, last))
+        if self._first != first:
+            return
+        self._first, self._archives = last, archives
+        await self._store.delete([name for name in sizes if self._is_superseded(name)])
+
+    def _is_superseded(self, name: str) -> bool:
+        """Whether an object is archived; or was left by a driver that was replaced, or by a compaction that
+        was cut off.
+        """
+        if layout.is_numbered(name):
+            return int(name) < self._first
+        return bool(_ARCHIVED.fullmatch(name)) and name not in self._archives
+
+    def _to_merge(self, sizes: dict[str, int], size: int) -> list[str]:
+        """The last archives, as long as they aren't much larger than what comes after them."""
+        merged: list[str] = []
+        for name in reversed(self._archives):
+            more = sizes.get(name, 0)
+            if more > 2 * size or size + more > MOST_ARCHIVED:
+                break
+            merged.insert(0, name)
+            size += more
+        return merged
+
+    async def _whole(self, name: str) -> bytes:
+        """An object as it was written: nothing is deleted on the word of one that can't be read."""
+        data = await self._store.read(name)
+        damage: list[str] = []
+        for _ in decode(data or b"", damage.append):
+            pass
+        if data is None or damage:
+            damage = damage if data is not None else ["is missing"]
+            raise StorageError(f"the journal is damaged: {self._store.address(name)} {damage[0]}")
+        return data
+
+    async def _write_compacted(self, snapshot: Compacted) -> None:
+        """Until it is durable: what is archived counts from then on, and not before."""
+        self.append(snapshot)
+        while True:
+            try:
+                await self.flush()
+                return
+            except JournalRemovedError:
+                raise
+            except StorageError:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def start_anew(self, records: Iterable[AnyRecord]) -> None:
+        """Put a new beginning in place of what is damaged or gone: these records, and all that comes from
+        now on. What was appended and not written must be among them.
+        """
+        async with self._flushing:
+            if self._lost is not None:
+                raise self._lost
+            covered = len(self._waiting)
+            data = b"".join(map(encode, records))
+            number = self._next + bool(self._unsure)  # this one may have been used
+            name = f"{_ARCHIVE}{number:010d}-{self._token()}"
+            await self._store.create(name, data)
+            among = [*self._unsure_of] if self._unsure else []
+            among += [self._waiting.popleft()[0] for _ in range(covered)]
+            old = range(self._first, number)
+            self._next = self._first = number
+            self._archives = [name]
+            self._unsure_of, self._unsure = among, encode(Compacted([name], number))
+            await self._write_some()
+            await self._store.delete([key_of(number) for number in old])
+
+
+# ---------------------------------------------------------------------- reading
+
+
+class Scan:
+    """A journal as it was at one time: what it says, and where the next object goes."""
+
+    def __init__(self) -> None:
+        self.archives: list[str] = []
+        self.first = 1
+        self.next = 1
+        self.damage: list[str] = []
+        """What is missing or can't be read."""
+        self.listed: tuple[str, ...] = ()
+        self._records: list[AnyRecord] = []
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.damage
+
+    def records(self) -> Iterator[AnyRecord]:
+        """Every record that can be read, in order."""
+        return iter(self._records)
+
+    async def read(self, store: AsyncStore) -> None:
+        self.listed = _names(await store.list())
+        numbers = sorted(numbers_in(self.listed), reverse=True)
+        # An archive is made of all that came before its number: also where nothing of it is left.
+        self.next = max([max(numbers, default=0) + 1, *_archived(self.listed)])
+        found: dict[int, list[AnyRecord]] = {}
+        snapshot: Compacted | None = None
+        above = self.next
+        # From the end: whatever an archive holds may still be there as numbered objects, too.
+        for number in numbers:
+            if number < self.first:
+                break
+            self._check_gap(store, max(number + 1, self.first), above)
+            above = number
+            found[number] = await self._read(store, key_of(number))
+            if snapshot is None and (snapshot := _last_compacted(found[number])) is not None:
+                self.first = snapshot.upto or number
+        if snapshot is None and above > self.first:
+            snapshot = await self._without_snapshot(store)
+            above = min((number for number in numbers if number >= self.first), default=self.next)
+        self._check_gap(store, self.first, above)
+        self.archives = [*snapshot.archives] if snapshot is not None else []
+        for name in self.archives:
+            self._records += await self._read(store, name)
+        for number in sorted(found):
+            if number >= self.first:
+                self._records += found[number]
+
+    async def _without_snapshot(self, store: AsyncStore) -> Compacted | None:
+        """What names the archives is lost. Those that are there still hold all that came before the number of
+        the last. One that was put into a later one had only not been deleted yet.
+        """
+        archives = sorted(name for name in self.listed if _ARCHIVED.fullmatch(name))
+        if not archives:
+            return None
+        self.first = max(_archived(archives))
+        self._damaged(store, archives[-1], "is named by no record that can be read")
+        read = [await store.read(name) or b"" for name in archives]
+        kept = [name for at, name in enumerate(archives) if not any(read[at] in it for it in read[at + 1 :])]
+        return Compacted(kept, self.first)
+
+    def has_only_grown(self, names: Sequence[str]) -> bool:
+        """Whether this list of names goes on from ours. What comes and goes while a folder is listed may be
+        missing from a list, although at every instant something is there.
+        """
+        newer = {*numbers_in(names)} - {*numbers_in(self.listed)}
+        archived = max(_archived(names), default=0)
+        return (
+            {*self.listed} <= {*names}
+            and newer == {*range(self.next, self.next + len(newer))}
+            and archived <= self.next + len(newer)
+        )
+
+    def _check_gap(self, store: AsyncStore, first: int, above: int) -> None:
+        if first < above:
+            rest = f" to {key_of(above - 1)}" if above - first > 1 else ""
+            self._damaged(store, key_of(first) + rest, "is missing")
+
+    async def _read(self, store: AsyncStore, name: str) -> list[AnyRecord]:
+        data = await store.read(name)
+        if data is None:
+            self._damaged(store, name, "is missing")
+            return []
+        return [*decode(data, lambda damage: self._damaged(store, name, damage))]
+
+    def _damaged(self, store: AsyncStore, name: str, damage: str) -> None:
+        self.damage.append(f"{store.address()}/{name} {damage}")
+
+
+async def scan_journal(store: AsyncStore) -> Scan:
+    """Read a journal while its owner may be compacting it: what was listed is then in an archive by now. What
+    is missing in two looks between which nothing has changed is missing for good.
+    """
+    before: Scan | None = None
+    for _ in range(_LOOKS):
+        scan = Scan()
+        await scan.read(store)
+        settled = scan.is_whole and scan.has_only_grown(_names(await store.list()))
+        if settled or (before and scan.damage == before.damage and scan.listed == before.listed):
+            return scan
+        before = scan
+    return scan
+
+
+def _names(files: Sequence[FileRecord]) -> tuple[str, ...]:
+    return tuple(file.path for file in files)
+
+
+def _archived(names: Sequence[str]) -> list[int]:
+    """The numbers at which archives were made."""
+    return [int(found[1]) for name in names if (found := _ARCHIVED.fullmatch(name))]
+
+
+def _last_compacted(records: Iterable[AnyRecord]) -> Compacted | None:
+    snapshots = [record for record in records if isinstance(record, Compacted)]
+    return snapshots[-1] if snapshots else None
+
+
+def read(run: Store | Path | str) -> Iterator[AnyRecord]:
+    """Every record of a run that can be read, in order."""
+    store = open_store(str(run)) if isinstance(run, Path | str) else run
+    return complete(scan_journal(ImmediateStore(store).child(FOLDER))).records()

@@ -1,0 +1,1 @@
+"""What any process of ours knows of itself: what the kernel offers, its session, where its time goes."""

@@ -1,0 +1,50 @@
+"""The session of this process: which training function runs here, if one does.
+
+Imports next to nothing: data sets ask, also without a run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from everstep.process import step_times
+
+if TYPE_CHECKING:
+    from everstep.context import TrainContext
+    from everstep.worker.session import Session
+
+_session: Session | None = None
+_pid = 0
+
+
+def enter(session: Session | None) -> None:
+    """Make this the process's session."""
+    global _session, _pid
+    _session, _pid = session, os.getpid()
+    if session is not None:
+        step_times.use(session.times)
+
+
+def session_here() -> Session | None:
+    """Not in a process that a training function has forked."""
+    return _session if _pid == os.getpid() else None
+
+
+def context_here() -> TrainContext | None:
+    session = session_here()
+    return session.context if session is not None else None
+
+
+def current(what: str) -> Session:
+    """This process's session, or an error that says where ``what`` may be called."""
+    session = session_here()
+    if session is None:
+        from everstep.errors import CallError
+
+        raise CallError(
+            f"{what}() works inside a training function only",
+            "call it in what you give to a Trainer"
+            + (", not in a process that it forked (a data loader's worker)" if _session is not None else ""),
+        )
+    return session

@@ -1,1 +1,0 @@
-"""Hosts, workers and faults in virtual time."""
