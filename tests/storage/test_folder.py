@@ -155,6 +155,22 @@ def test_a_folder_that_is_removed_while_something_is_written_into_it_is_an_error
     assert store.create("checkpoint/manifest", b"x")
 
 
+def test_a_folder_that_goes_while_a_file_in_it_is_deleted_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folders.FolderStore(tmp_path)
+    store.create("checkpoint/manifest", b"x")
+    sync = folders.sync_folder
+
+    def sync_too_late(folder: Path) -> None:
+        shutil.rmtree(folder)
+        sync(folder)
+
+    monkeypatch.setattr(folders, "sync_folder", sync_too_late)
+    store.delete(["checkpoint/manifest"])
+    assert list(store.list()) == []
+
+
 @pytest.fixture
 def unlistable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file in it, that the disk can't list."""

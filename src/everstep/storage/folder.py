@@ -13,11 +13,12 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.errors import ConfigError, DamagedCheckpointError, StorageAccessError, StorageError
+from everstep.storage.schemes import any_bucket
 from everstep.storage.store import FileRecord, checked_key
 from everstep.storage.stream import pump
 
@@ -124,8 +125,7 @@ class FolderStore:
                     continue
                 changed.add(target.parent)
         for parent in changed:
-            with _told(parent):
-                sync_folder(parent)
+            _sync_unless_gone(parent)
 
     def clear(self, prefix: str) -> None:
         target = self._path(prefix)
@@ -137,7 +137,7 @@ class FolderStore:
                     shutil.rmtree(target)
                 except FileNotFoundError:
                     continue  # somebody else removes it, too
-                sync_folder(target.parent)
+                _sync_unless_gone(target.parent)
 
     def upload(self, source: Path, key: str, owner: str, beside: int = 0) -> FileRecord | None:
         target = self._path(key)
@@ -244,7 +244,7 @@ class Draft:
                 raise StorageAccessError(
                     f"the file system of {target.parent} has no hard links ({error.strerror}), without which "
                     "a file can't be made exactly once",
-                    "use another folder; for a mounted bucket, its s3://, gs:// or az:// address",
+                    f"use another folder; for a mounted bucket, its {any_bucket()} address",
                 ) from error
             raise
         return True
@@ -328,6 +328,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _sync_unless_gone(folder: Path) -> None:
+    """Make a removal durable. Of a folder that was removed meanwhile no names are left to keep."""
+    with _told(folder), suppress(FileNotFoundError):
+        sync_folder(folder)
 
 
 def make_private(folder: Path) -> None:
