@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 from bench.browser import Browser, Page, find_chromium
 from bench.synthetic import WALL, opened, place, row, synthetic, write_journal
 from everstep.control import commands as c
-from everstep.control.failures import Budget, Failure, Kind
-from everstep.control.stragglers import Slowness
-from everstep.driver import journal, records
-from everstep.driver.housekeeping import stop_request
-from everstep.driver.registry import LiveRun, LiveWorker, forget_run, publish_run
+from everstep.control.budgets import Budget
+from everstep.failures import Failure, Kind
+from everstep.health.stragglers import Slowness
+from everstep.journal import journal, records
+from everstep.journal.lease import stop_request
 from everstep.observe.page import static_page
+from everstep.observe.registry import LiveRun, LiveWorker, forget_run, publish_run
 from everstep.observe.view import RunView
 from everstep.protocol.progress import Page as Memory, shared_memory
 from everstep.storage.store import open_store
@@ -183,7 +185,7 @@ def test_an_incident_shows_its_traceback_and_its_stacks(show: Any, tmp_path: Pat
 
 
 def test_a_straggler_is_drawn_in_its_lane_and_in_the_legend(show: Any) -> None:
-    slow = c.StragglerSeen(20.0, 1, (1,), "host-0", Slowness.DATA, 0.3)
+    slow = records.StragglerSeen(20.0, 1, (1,), "host-0", Slowness.DATA, 0.3)
     page = show(
         opened(2),
         records.Placed(1.0, [place(0), place(1)], []),
@@ -340,10 +342,21 @@ def test_the_list_of_runs_leads_to_a_run_that_grows_while_it_is_looked_at(
         assert "First cause: rank 0 was killed" in text_of(page, ".alert")
 
 
-def test_a_live_run_shows_what_its_workers_use(tmp_path: Path, browser: Browser, pages: list[Page]) -> None:
+@pytest.fixture
+def worker() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own, with one worker's progress. This one may have others' open."""
+    memory = Memory(shared_memory())
+    with subprocess.Popen(["sleep", "infinity"], pass_fds=[memory.fd]) as process:
+        yield process
+        process.kill()
+    memory.close()
+
+
+def test_a_live_run_shows_what_its_workers_use(
+    tmp_path: Path, browser: Browser, pages: list[Page], worker: subprocess.Popen[bytes]
+) -> None:
     live = write_live_run(tmp_path)
-    memory = Memory(shared_memory())  # this process is the worker
-    here = LiveWorker(0, os.getpid(), "host-0", "slice-0", note="30 % slower than its peers: computing")
+    here = LiveWorker(0, worker.pid, "host-0", "slice-0", note="30 % slower than its peers: computing")
     publish_run(LiveRun("live", str(live), os.getpid(), 1, [here]))
     try:
         with serving(tmp_path) as server:
@@ -356,7 +369,6 @@ def test_a_live_run_shows_what_its_workers_use(tmp_path: Path, browser: Browser,
             page.wait_for("document.querySelector('section[aria-label=\"Workers now\"]').hidden")
     finally:
         forget_run("live")
-        memory.close()
 
 
 def test_a_run_is_stopped_from_the_page_with_the_token_of_its_address(
