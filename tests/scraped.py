@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from processes import LIMIT_S
+
 
 class Samples:
     """Values by (name, labels)."""
@@ -33,7 +35,7 @@ class Samples:
 
 
 def scrape(url: str) -> Samples:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         text = answer.read().decode()
     found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}

@@ -21,7 +21,7 @@ from everstep.protocol import framing, wire
 from everstep.storage.store import Limits
 from everstep.testing import LocalCluster
 from everstep.topology.placement import Assignment
-from processes import alive, wait_for
+from processes import LIMIT_S, alive, wait_for
 
 PLACE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
 MEMBER = Member(0, 1, 0, 1, 0, 1)
@@ -40,7 +40,7 @@ class DriverSocket:
     def __init__(self, path: Path, lease: int) -> None:
         self._lease = lease
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(20.0)
+        self._socket.settimeout(LIMIT_S)
         self._socket.connect(str(path))
         self._frames = framing.Frames()
         self._heard: list[wire.AnyFromAgent] = []

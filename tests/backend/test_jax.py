@@ -17,6 +17,7 @@ from everstep import ScalingConfig
 from everstep.backend.base import Backend, Member
 from everstep.backend.jax import JaxBackend
 from everstep.errors import ConfigError
+from processes import LIMIT_S
 
 from .harness import Outcome, Template, template
 
@@ -153,7 +154,7 @@ def test_a_port_for_slices_that_is_none_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_probe_finishes_in_a_fork_of_a_template_that_only_imported(warm: Template) -> None:
-    assert warm.ask(job="probe", patience_s=60)["finished"]
+    assert warm.ask(job="probe", patience_s=LIMIT_S)["finished"]
 
 
 def test_the_probe_hangs_in_a_fork_of_a_template_that_computed() -> None:

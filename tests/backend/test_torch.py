@@ -16,6 +16,7 @@ import everstep.torch as train
 from everstep.backend.base import Backend, Member
 from everstep.backend.torch import TorchBackend
 from everstep.errors import ConfigError, RefusedError
+from processes import LIMIT_S
 
 from .harness import Outcome, Template, pretend_session, template
 
@@ -150,7 +151,7 @@ def test_sigterm_still_ends_a_worker(warm: Template) -> None:
 
 
 def test_the_probe_finishes_in_a_fork_of_a_template_that_only_imported(warm: Template) -> None:
-    assert warm.ask(job="probe", patience_s=60)["finished"]
+    assert warm.ask(job="probe", patience_s=LIMIT_S)["finished"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no pool of threads to lose")

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from e2e.ray.cluster import Running
 from e2e.training import elastic_steps, preemption_steps
 from everstep.control.commands import GroupStarted, PreemptionSeen, Recovered, RecoveryDecided, Rung, Waiting
 from everstep.testing import LocalCluster
 from processes import wait_for
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def test_a_run_waits_grows_shrinks_and_grows_again(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from everstep import (
 from everstep.errors import ConfigError, FunctionLoadError, WorkerGroupError
 from everstep.journal.history import read_history
 from everstep.storage.store import open_store
-from processes import wait_for
+from processes import LIMIT_S, wait_for
 
 from .test_reported_checkpoints import read, save
 
@@ -245,7 +245,7 @@ def test_a_driver_that_is_ended_while_it_validates_leaves_it_for_the_next(
     driver = subprocess.Popen(command, start_new_session=True)
     wait_for(began.exists, "a validation")
     driver.send_signal(number)
-    driver.wait(60)
+    driver.wait(LIMIT_S)
     assert statuses(tmp_path / "runs") == [Status.PENDING_VALIDATION]
     (tmp_path / "began.go").touch()
     again = subprocess.run(command, timeout=120, check=False)

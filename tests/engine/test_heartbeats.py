@@ -7,6 +7,7 @@ import time
 
 from everstep.deadlines import Deadlines
 from everstep.engine.heartbeats import Heartbeats
+from processes import LIMIT_S
 
 
 def test_a_silent_host_is_noticed_and_one_that_speaks_is_not() -> None:
@@ -29,7 +30,7 @@ def test_a_silent_host_is_noticed_and_one_that_speaks_is_not() -> None:
                 await asyncio.sleep(0.02)
 
         tasks = [asyncio.create_task(talk()), asyncio.create_task(heartbeats.run())]
-        await asyncio.wait_for(done.wait(), 30)
+        await asyncio.wait_for(done.wait(), LIMIT_S)
         for task in tasks:
             task.cancel()
         return silent

@@ -43,7 +43,6 @@ def answers(space: Namespace) -> bool:
         return False
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("lease_s", "away_s"),
     [

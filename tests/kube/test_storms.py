@@ -331,7 +331,6 @@ class Mute(Proxy):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_a_watch_that_has_gone_silent_is_given_up(space: Namespace, tmp_path: Path) -> None:
     with (
         Mute(space.server, tmp_path).serving() as proxy,

@@ -20,8 +20,6 @@ from processes import LIMIT_S, alive, wait_for
 
 from .cluster import RayCluster, everstep_actors, everstep_groups, notes_in
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = """
 import asyncio, os, signal, sys
 from pathlib import Path

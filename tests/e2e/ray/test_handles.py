@@ -17,8 +17,6 @@ from everstep.errors import FunctionLoadError
 
 from .cluster import LONE, RayCluster, Running, notes_in
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def counter(cluster: RayCluster) -> Iterator[Any]:

@@ -23,8 +23,6 @@ from processes import LIMIT_S, alive, wait_for
 
 from .cluster import LONE, RayCluster, Running, everstep_groups
 
-pytestmark = pytest.mark.timeout(240)
-
 POD = {
     "JAX_PLATFORMS": "cpu",
     "MEGASCALE_NUM_SLICES": "3",

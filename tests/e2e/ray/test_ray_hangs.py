@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from e2e import hanging
 from everstep import Deadlines
 from everstep.control.commands import HangSeen, Recovered
 from everstep.failures import Kind
 
 from .cluster import LONE, RayCluster, Running
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_hang_on_another_host_is_blamed_on_its_rank(cluster: RayCluster, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import everstep as train
 from e2e.test_reported_checkpoints import read, save
 from everstep import Checkpoint, ReportedCheckpointStatus as Status, Trainer, ValidationConfig
@@ -18,8 +16,6 @@ from everstep.journal.history import read_history
 from everstep.storage.store import open_store
 
 from .cluster import LONE, RayCluster, Running
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def report_some(config: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import pytest
 
 from e2e.test_replica_groups import Groups, records
 from everstep.control.commands import RecoveryDecided
@@ -14,7 +13,6 @@ from everstep.observe.registry import live_runs
 from .cluster import RayCluster
 
 
-@pytest.mark.timeout(240)
 def test_a_killed_group_and_those_of_a_lost_host_are_replaced_while_the_others_go_on(
     cluster: RayCluster, tmp_path: Path
 ) -> None:

@@ -19,8 +19,6 @@ from processes import LIMIT_S, wait_for
 
 from .cluster import LONE, SCALING, RayCluster, Running, everstep_groups
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def slice_groups() -> dict[str, str]:
     return {name: state for name, state in everstep_groups().items() if "/demand/" not in name}
@@ -73,7 +71,7 @@ def test_a_reservation_that_can_not_be_met_is_retried_until_it_can_and_leaves_no
     nodes = cluster.add_slice("slice-0")
     held = hold(nodes[1:], 4)
     look_away(monkeypatch)
-    run = Running(tmp_path, elastic_steps, 2, deadlines=Deadlines(reserve_s=20.0, backoff_first_s=0.5))
+    run = Running(tmp_path, elastic_steps, 2, deadlines=Deadlines(reserve_s=60.0, backoff_first_s=0.5))
     wait_for(lambda: reservations_that_failed(run), "a failed reservation")
     wait_for(lambda: not slice_groups(), "that it was given back")
     remove_placement_group(held)
@@ -87,7 +85,7 @@ def test_growth_that_can_not_be_reserved_leaves_the_training_alone(
 ) -> None:
     cluster.add_lone_host("slice-0")
     held = hold([cluster.add_lone_host("slice-1")], 8)
-    run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE, deadlines=Deadlines(reserve_s=20.0))
+    run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE, deadlines=Deadlines(reserve_s=60.0))
     run.until_training(1)
     look_away(monkeypatch)
     wait_for(lambda: any("slice-1" in name for name in slice_groups()), "an attempt")

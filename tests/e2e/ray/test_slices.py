@@ -6,16 +6,12 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from e2e.training import elastic_steps
 from everstep.control.commands import GroupStarted, Recovered, Rung, Waiting
 from processes import wait_for
 
 from .cluster import RayCluster, Running, everstep_groups
 from .test_handles import see_node
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_run_waits_grows_shrinks_and_grows_again(cluster: RayCluster, tmp_path: Path) -> None:

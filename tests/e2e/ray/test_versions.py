@@ -13,8 +13,6 @@ from everstep.errors import AgentVersionError
 
 from .cluster import LONE, RayCluster, Running
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def test_a_host_of_another_version_is_refused_with_the_remedy(cluster: RayCluster, tmp_path: Path) -> None:
     cluster.add_lone_host("slice-0")

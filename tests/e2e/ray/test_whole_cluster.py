@@ -15,8 +15,6 @@ from processes import LIMIT_S, wait_for
 
 from .cluster import RayCluster
 
-pytestmark = pytest.mark.timeout(240)
-
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
