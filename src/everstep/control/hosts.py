@@ -54,7 +54,7 @@ def not_reserved(run: Run, event: e.ReservationFailed) -> None:
 
 def reserve_timed_out(run: Run, asked_for: SliceReservation) -> None:
     limit_s = run.settings.deadlines.reserve_s
-    reservation_failed(run, asked_for.key, f"not granted within {limit_s:g} s (Deadlines.reserve_s)")
+    reservation_failed(run, asked_for.key, f"not reserved within {limit_s:g} s (Deadlines.reserve_s)")
 
 
 def reservation_failed(run: Run, reservation: int, reason: str) -> None:
