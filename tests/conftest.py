@@ -53,7 +53,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
-# Ray's workers give way to all others (15). Here the others are tests, and whoever waits for a worker starves.
+# Ray runs its workers at nice 15. Here the others are tests, and whoever waits for a worker starves.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 # A folder for sockets of the tests' own: what the user runs beside them is not theirs to see or break.

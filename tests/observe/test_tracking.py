@@ -252,6 +252,34 @@ def test_a_run_that_fails_is_told_as_failed_and_is_one_with_the_run_that_goes_on
 # ---------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_mlflow_is_given_what_a_killed_driver_left_out_of_a_step(
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics are written one after the other: of the last, a killed driver may have written some or none."""
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    from everstep.integrations.mlflow import MLflowCallback
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    history = History.of([OPENED, rows(1, *({"loss": 1.0, "acc": 2.0} for _ in range(3)))])
+    for _ in range(2):
+        with tracked(history, context(MLflowCallback("experiment", tracking_uri=uri))):
+            pass
+        (acc,) = tmp_path.glob("mlruns/*/*/metrics/acc")
+        lines = acc.read_text().splitlines(keepends=True)
+        assert len(lines) == 3
+        acc.write_text("".join(lines[:written])) if written else acc.unlink()
+    with tracked(history, context(MLflowCallback("experiment", tracking_uri=uri))):
+        pass
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("experiment").experiment_id])
+    for name in ("loss", "acc"):
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("package", "callback"),
     [("tensorboard", "TensorBoardCallback"), ("wandb", "WandbCallback"), ("mlflow", "MLflowCallback")],

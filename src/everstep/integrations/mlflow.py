@@ -55,7 +55,7 @@ class MLflowCallback(Tracker):
         self._run_id = run.info.run_id
         self._log_params(plain_config(run_context.train_loop_config), run.data.params)
         self._logged = {name: self._last_step(name) for name in run.data.metrics}
-        return min(self._logged.values(), default=0)
+        return 0  # of a metric that isn't there, nothing was logged: ``log`` looks at each
 
     def _experiment_id(self) -> str:
         found = self._client.get_experiment_by_name(self.experiment)
