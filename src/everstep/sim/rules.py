@@ -45,6 +45,10 @@ class Rules:
         self._view = View(disk, RUN)
         self.records: list[AnyRecord] = []
         """What the journal must say: all that was ever written at its end, in order."""
+        self._orders: dict[str, int] = {}
+        """Of each checkpoint that the journal knows. A manifest may have another: that of a driver that was
+        replaced, and wrote it before the one that records it.
+        """
         self.given_up: set[str] = set()
         self.manifests: dict[str, Written] = {}
         """All that were ever written, by folder."""
@@ -91,6 +95,8 @@ class Rules:
                         self._read_new_beginning(record.archives)
                 case records.Deleted():
                     self._give_up(record.folder)
+                case records.Committed():
+                    self._orders[record.folder] = record.order
                 case records.Opened():
                     self.openings += 1
                     self.owner = record.nonce
@@ -187,7 +193,8 @@ class Rules:
 
     def _ref(self, folder: str) -> CheckpointRef:
         found = self.manifests[folder].manifest
-        return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, found.order)
+        order = self._orders.get(folder, found.order)
+        return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, order)
 
     def restorable(self) -> list[str]:
         """Checkpoints that exist and are whole, by epoch and index."""
