@@ -129,6 +129,11 @@ class WorkerStream:
     def _summary(self) -> Summary:
         return msgspec.structs.replace(self._heard, settled=())
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything that was not acknowledged."""
+        return bool(self._open) or self._offset > self._acknowledged
+
     def settle(self, committing: set[int], unanswered: set[int]) -> None:
         """Forget what need not be heard again: checkpoints that nobody waits for any more, questions that are
         answered.

@@ -186,6 +186,8 @@ class Workers:
         """What agents need not keep once all that is written now is durable."""
         by_host: dict[HostId, list[tuple[int, int, int, bytes]]] = {}
         for (_, generation, rank), stream in self.streams.items():
+            if not stream.has_news:
+                continue
             number = stream.assignment.group_id
             group = self._run.controller.groups.get(number)
             if group is None or group.generation != generation:

@@ -84,8 +84,11 @@ class ReportBook:
         """Checkpoints that were reported and are neither complete nor given up, by index; without a name
         where no part is in storage yet.
         """
-        owed: set[int] = set().union(*self._owed.values())
-        return {k: self.open_folders.get(k, "") for k in sorted(owed | self._pending.keys())}
+        found = set().union(*self._owed.values(), self._pending.keys())
+        if not found:
+            return {}
+        folders = self.open_folders
+        return {k: folders.get(k, "") for k in sorted(found)}
 
     def has_all(self, index: int) -> bool:
         """Whether every rank has made report ``index``, or returned."""

@@ -84,6 +84,7 @@ def try_seeds(first: int, count: int, mistake: str | None = None, stop: bool = F
                         break
                 else:
                     tally.count(schedule)
+                    schedule.story.lines.clear()  # most of what there is to sweep
                 if tally.schedules % CHUNK == 0:
                     gc.collect()
     finally:

@@ -64,7 +64,10 @@ class SimMemory:
         self._slots, self._copies = {}, {}
 
     def find(self, rank: int, at: At) -> SimCopy | None:
-        return next((held for of, held in self.held() if (of, held.at) == (rank, at)), None)
+        for held in self._slots.get(rank, ()):
+            if held is not None and held.at == at:
+                return held
+        return self._copies.get((rank, at))
 
     def held(self) -> Iterator[tuple[int, SimCopy]]:
         """By rank."""

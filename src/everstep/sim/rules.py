@@ -37,18 +37,26 @@ class Written:
     """How often the run had been taken when it was written."""
 
 
+@dataclass
+class Known:
+    """What the journal says of a checkpoint."""
+
+    order: int | None = None
+    """None: it was never committed there. A manifest may have another: that of a driver that was replaced,
+    and wrote it before the one that records it.
+    """
+    damaged: bool = False
+
+
 class Rules:
     """Watches the disk."""
 
     def __init__(self, disk: Disk) -> None:
-        self._disk = disk
         self._view = View(disk, RUN)
         self.records: list[AnyRecord] = []
         """What the journal must say: all that was ever written at its end, in order."""
-        self._orders: dict[str, int] = {}
-        """Of each checkpoint that the journal knows. A manifest may have another: that of a driver that was
-        replaced, and wrote it before the one that records it.
-        """
+        self._known: dict[str, Known] = {}
+        """By folder."""
         self.given_up: set[str] = set()
         self.manifests: dict[str, Written] = {}
         """All that were ever written, by folder."""
@@ -96,7 +104,9 @@ class Rules:
                 case records.Deleted():
                     self._give_up(record.folder)
                 case records.Committed():
-                    self._orders[record.folder] = record.order
+                    self._known[record.folder] = Known(record.order)  # it can be read again, too
+                case records.Damaged():
+                    self._known.setdefault(record.folder, Known()).damaged = True
                 case records.Opened():
                     self.openings += 1
                     self.owner = record.nonce
@@ -108,7 +118,7 @@ class Rules:
     def _read_new_beginning(self, archives: Sequence[str]) -> None:
         """A journal that was damaged may begin anew, with records that were never written before."""
         for name in archives:
-            for record in records.decode(self._disk.objects.get(_LOG + name, b"")):
+            for record in records.decode(self._view.disk.objects.get(_LOG + name, b"")):
                 if isinstance(record, records.Deleted):
                     self._give_up(record.folder)
 
@@ -127,14 +137,8 @@ class Rules:
         """Of the checkpoints that the journal knows, and not as damaged: a file that has rotted is noticed
         when it is read, and a manifest whose writer got no answer when it is written again.
         """
-        known: set[str] = set()
-        damaged: set[str] = set()
-        for record in self.records:
-            if isinstance(record, records.Damaged):
-                damaged.add(record.folder)
-            elif isinstance(record, records.Committed):
-                known.add(record.folder)
-                damaged.discard(record.folder)  # it can be read again
+        known = {folder for folder, one in self._known.items() if one.order is not None}
+        damaged = {folder for folder, one in self._known.items() if one.damaged}
         gone = self.manifests.keys() & (self.given_up | damaged)
         there = {folder: self._ref(folder) for folder in self.manifests.keys() - gone}
         if self.damaged:
@@ -186,14 +190,15 @@ class Rules:
         """By a fault. The last number of all is free again then: nobody can know that it was used."""
         name = key.removeprefix(_LOG)
         if name.isdigit() and int(name) == self._highest:
-            names = [path.removeprefix(_LOG) for path in self._disk.below(_LOG)]
+            names = [path.removeprefix(_LOG) for path in self._view.disk.below(_LOG)]
             self._highest = max((int(name) for name in names if name.isdigit()), default=0)
 
     # ------------------------------------------------------------------ a start of workers
 
     def _ref(self, folder: str) -> CheckpointRef:
         found = self.manifests[folder].manifest
-        order = self._orders.get(folder, found.order)
+        order = self._known.get(folder, Known()).order
+        order = found.order if order is None else order
         return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, order)
 
     def restorable(self) -> list[str]:

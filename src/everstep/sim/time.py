@@ -181,21 +181,26 @@ class Loop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        return self.call_at(self._process.time.now, callback, *args, context=context)
+        time = self._process.time
+        call = Call(callback, args, context, time.now)
+        time.at(time.now, call, self._process)
+        return call
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        return self.call_at(self._process.time.now + delay, callback, *args, context=context)
+        when = self._process.time.now + delay
+        call = Call(callback, args, context, when)
+        self._process.time.at(when, call, self._process)
+        return call
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
         call = Call(callback, args, context, when)
-        process = self._process
-        process.time.at(when, call, process)
+        self._process.time.at(when, call, self._process)
         return call
 
     def create_future(self) -> asyncio.Future[Any]:
