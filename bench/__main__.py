@@ -15,6 +15,7 @@ from bench import (
     checkpoints,
     data,
     imports,
+    overhead,
     pages,
     ray_recovery,
     recovery,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "ray_recovery": ray_recovery,
     "replica_groups": replica_groups,
     "reports": reports,
+    "overhead": overhead,
     "checkpoints": checkpoints,
     "data": data,
     "state": state,
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             workers=given.workers,
             reports=given.reports,
             peer_reports=given.peer_reports,
+            steps=given.steps,
             incidents=given.incidents,
             seed=given.seed,
         )
@@ -84,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=_at_least_one, default=4)
     parser.add_argument("--reports", type=_at_least_one, default=100_000, help="of each worker in a round")
     parser.add_argument("--peer-reports", type=_at_least_one, default=6, help="the same, of Ray Train's")
+    parser.add_argument(
+        "--steps", type=_at_least_one, default=1_000, help="of each side in a round of overhead"
+    )
     parser.add_argument(
         "--incidents", type=_at_least_one, default=10_000, help="of the run whose page is opened"
     )

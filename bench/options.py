@@ -16,6 +16,8 @@ class Options:
     reports: int = 100_000
     """Reports of each worker in a round of the reports benchmark."""
     peer_reports: int = 6
+    steps: int = 1_000
+    """Of each side in a round of the overhead benchmark."""
     incidents: int = 10_000
     """Of the run in the benchmark of the page."""
     seed: int = 0

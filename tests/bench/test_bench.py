@@ -56,6 +56,14 @@ def test_reports_are_all_in_the_result(tmp_path: Path) -> None:
     figures_of("reports", tmp_path / "figures.json", "--rounds", "1", "--reports", "500")
 
 
+def test_steps_are_taken_with_and_without_everstep(tmp_path: Path) -> None:
+    found = figures_of("overhead", tmp_path / "figures.json", "--rounds", "1", "--steps", "5")
+    assert {row["against"] for row in found["rows"]} == {"plain Python"}
+    done = bench("overhead", "--rounds", "1", "--steps", "5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("% of it") == 2
+
+
 def test_the_page_of_a_large_run_is_written_and_opened(tmp_path: Path) -> None:
     found = figures_of("pages", tmp_path / "figures.json", "--rounds", "1", "--incidents", "20")
     assert any("20 incidents" in row["what"] for row in found["rows"])

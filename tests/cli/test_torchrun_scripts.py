@@ -62,11 +62,18 @@ def killed(folder: Path, script: str, kills: int, rng: random.Random) -> set[str
     steps = 4 * kills + 6
     run = Started(folder, (*EVERSTEP, "--max-restarts=-1"), script, steps)
     try:
+        killed_in = 0
         for number in range(kills):
+            # Two deaths in one attempt are one incident, of which there is one recovery.
             wait_for(
-                lambda number=number: run.newest_step() > 4 * number + 1, f"steps before kill {number + 1}"
+                lambda n=number, before=killed_in: (
+                    run.newest_step() > 4 * n + 1 and live_runs()["script"].epoch > before
+                ),
+                f"steps of a new attempt before kill {number + 1}",
             )
-            os.kill(rng.choice(live_runs()["script"].workers).pid, signal.SIGKILL)
+            live = live_runs()["script"]
+            killed_in = live.epoch
+            os.kill(rng.choice(live.workers).pid, signal.SIGKILL)
         found = run.finals()
     finally:
         run.end()
