@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
-from everstep.journal.history import read_history
+from everstep.journal import journal
+from everstep.journal.history import History, read_history
 from everstep.observe.registry import hosts_of, live_runs
 from everstep.process import kernel
+from everstep.sim.rules import worker_seconds
 from everstep.storage.restore import verify
 from everstep.storage.store import Store, open_store
 from processes import ours, wait_for
@@ -45,13 +47,16 @@ def committed_in(run: Store) -> set[str]:
 
 def check(run: Store, rng: random.Random) -> set[str]:
     """Every committed checkpoint is there, and whole; returns their names."""
-    history = read_history(run)
+    found = [*journal.read(run)]
+    history = History.of(found)
     committed = sorted(history.checkpoints)
     newest = history.newest
     # All of them would take too long after a while: the newest always, and some of the others.
     some = {*rng.sample(committed, min(5, len(committed))), *([newest.ref.folder] if newest else [])}
     for folder in some:
         verify(run.child(folder))
+    charged, spent = sum(history.ledger.until().total.values()), worker_seconds(found)
+    assert charged == pytest.approx(spent, rel=1e-3), "each second of a worker is in the ledger, once"
     folders = set(run.folders())
     assert set(committed) <= folders, f"missing: {set(committed) - folders}"
     return set(committed)

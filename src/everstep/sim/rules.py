@@ -6,7 +6,7 @@ that knows which objects count: those that were made at the end of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -241,7 +241,7 @@ class Rules:
             waiting = [kept.ref.folder for kept in history.pending()]
             if waiting and history.outcome == c.Outcome.FINISHED.value:
                 raise RuleBroken(f"9: the run has finished, and {waiting} wait for their validation")
-            charged, spent = sum(history.ledger.until().total.values()), self._spent()
+            charged, spent = sum(history.ledger.until().total.values()), worker_seconds(self.records)
             if abs(charged - spent) > 0.001 * spent:
                 raise RuleBroken(f"the ledger has {charged:.3f} s of workers, and they had {spent:.3f} s")
         if not self.damaged:
@@ -251,27 +251,6 @@ class Rules:
             if lost:
                 raise RuleBroken(f"4: the journal does not know of {sorted(lost)}, which are committed")
 
-    def _spent(self) -> float:
-        """Seconds from each opening of the run to its last record, times the workers that were wanted. Until
-        it has ended, it goes on between two drivers; of clocks that differ, none sets it back.
-        """
-        spent = offset = 0.0
-        wanted, now, ended = 0, 0.0, True
-        for record in self.records:
-            if isinstance(record, records.Opened):
-                offset = record.wall - record.at
-            at = getattr(record, "at", None)
-            if at is None:
-                continue
-            before, now = now, max(now, at + offset)
-            if isinstance(record, records.Opened):
-                spent += 0.0 if ended else wanted * (now - before)
-                wanted, ended = max(1, record.workers_max), False
-                continue
-            spent += wanted * (now - before)
-            ended = ended or isinstance(record, records.Closed)
-        return spent
-
     def rows(self) -> set[bytes]:
         return {
             bytes(row)
@@ -279,6 +258,28 @@ class Rules:
             if isinstance(record, records.Metrics)
             for row in record.rows
         }
+
+
+def worker_seconds(found: Iterable[AnyRecord]) -> float:
+    """Seconds from each opening of the run to its last record, times the workers that were wanted. Until
+    it has ended, it goes on between two drivers; of clocks that differ, none sets it back.
+    """
+    spent = offset = 0.0
+    wanted, now, ended = 0, 0.0, True
+    for record in found:
+        if isinstance(record, records.Opened):
+            offset = record.wall - record.at
+        at = getattr(record, "at", None)
+        if at is None:
+            continue
+        before, now = now, max(now, at + offset)
+        if isinstance(record, records.Opened):
+            spent += 0.0 if ended else wanted * (now - before)
+            wanted, ended = max(1, record.workers_max), False
+            continue
+        spent += wanted * (now - before)
+        ended = ended or isinstance(record, records.Closed)
+    return spent
 
 
 def _precedes(one: CheckpointRef, other: CheckpointRef) -> bool:
