@@ -207,7 +207,17 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
     "--checkpoint-every-s", type=click.FloatRange(min=0, min_open=True), help="Between checkpoints."
 )
 @click.option(
-    "--checkpoint-cost-s", type=click.FloatRange(min=0), help="Training stands still so long for one."
+    "--checkpoint-cost-s", type=click.FloatRange(min=0), help="Seconds that training pauses per checkpoint."
+)
+@click.option(
+    "--snapshot-every-s", type=click.FloatRange(min=0, min_open=True), help="Between snapshots in memory."
+)
+@click.option(
+    "--snapshot-cost-s", type=click.FloatRange(min=0), help="Seconds that training pauses per snapshot."
+)
+@click.option("--snapshot-copies", type=click.IntRange(min=0), help="Other hosts that have each host's part.")
+@click.option(
+    "--replicated/--no-replicated", default=None, help="Every host has the whole state, as with DDP."
 )
 @click.option(
     "--mtbf", "mtbf_h", type=click.FloatRange(min=0, min_open=True), help="Hours between failures of a host."
@@ -215,11 +225,14 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
 @click.option("--host-share", type=click.FloatRange(0, 1), help="Of the failures, those that cost the host.")
 @click.option("--repair-h", type=click.FloatRange(min=0), help="Hours until a lost host is back.")
 @click.option("--trace", metavar="FILE", help="Hosts that come and go: lines 'milliseconds,add|remove,node'.")
-@click.option("--notice-s", type=click.FloatRange(min=0), help="So long before, a host of the trace is told.")
+@click.option(
+    "--notice-s", type=click.FloatRange(min=0), help="Seconds of warning before a host of the trace leaves."
+)
 @click.option("--detect-s", type=click.FloatRange(min=0), help="Everstep notices a dead worker.")
 @click.option("--prepare-s", type=click.FloatRange(min=0), help="Everstep gets a new host ready.")
 @click.option("--start-s", type=click.FloatRange(min=0), help="Everstep starts workers on ready hosts.")
 @click.option("--restore-s", type=click.FloatRange(min=0), help="Loading a checkpoint, for every policy.")
+@click.option("--restore-memory-s", type=click.FloatRange(min=0), help="Restoring a snapshot from memory.")
 @click.option("--full-restart-s", type=click.FloatRange(min=0), help="The other policy starts all workers.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="everstep, full-restart; or both.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the failures that are drawn.")
@@ -237,6 +250,7 @@ def simulate(
     start_s: float | None,
     full_restart_s: float | None,
     restore_s: float | None,
+    restore_memory_s: float | None,
     **given: Any,
 ) -> None:
     """What will the goodput be, on this cluster, with these failures?
@@ -255,7 +269,13 @@ def simulate(
             click.echo(f"{name}: {known.about}\n    {known.source}")
         return
     question = _question(preset, {name: value for name, value in given.items() if value is not None})
-    phases = {"detect_s": detect_s, "prepare_s": prepare_s, "start_s": start_s, "restore_s": restore_s}
+    phases = {
+        "detect_s": detect_s,
+        "prepare_s": prepare_s,
+        "start_s": start_s,
+        "restore_s": restore_s,
+        "restore_memory_s": restore_memory_s,
+    }
     chosen = [_policy(name, phases, full_restart_s) for name in policies or ("everstep", "full-restart")]
     try:
         answers = []
@@ -264,7 +284,7 @@ def simulate(
                 answers.append(ask(question, policy, moved))
         found = []
         if advice:
-            with _bar(5, "what might be better", hidden=as_json) as moved:
+            with _bar(7, "what might be better", hidden=as_json) as moved:
                 tried = iter(range(1, 100))
                 found = advise(question, chosen[0], answers[0], lambda: moved(next(tried)))
         if plot_to is not None:
