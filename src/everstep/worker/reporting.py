@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,15 +80,28 @@ class Reporting:
         state: Restorable | None = None,
         step: int | None = None,
     ) -> None:
-        saves = checkpoint is not None or state is not None
-        self._pace = self._times.end_step(self.index + 1, saves=saves)
-        with self._saving() if saves else nullcontext():
+        if checkpoint is None and state is None:
+            self._report_metrics(metrics)
+            return
+        self._pace = self._times.end_step(self.index + 1, saves=True)
+        with self._saving():
             self._report(
                 metrics, checkpoint, dir_name, mode, delete_local, upload_fn, validation, state, step
             )
         self._progress.reported()
-        if saves and (stalled := self._times.take_stall()):
+        if stalled := self._times.take_stall():
             self._send(framing.frame(words.StallTold(self.index, stalled)))
+        self._times.begin_step()
+
+    def _report_metrics(self, metrics: dict[str, Any]) -> None:
+        """As most reports are made, often one a step: nothing is saved, and nobody is waited for."""
+        pace = self._times.end_step(self.index + 1, saves=False)
+        raw = self._encoded(metrics)
+        self._uploads.raise_failed()
+        self.index = index = self.index + 1
+        restore_s, at = self._restoring.take_seconds(), time.monotonic()
+        self._send(framing.frame(words.Report(index, raw, restore_s=restore_s, pace=pace, at=at)))
+        self._progress.reported()
         self._times.begin_step()
 
     @contextmanager
@@ -121,11 +134,9 @@ class Reporting:
         if state is not None:
             self._report_state(raw, state, step)
             return
+        assert checkpoint is not None, "a report that saves nothing is made elsewhere"
         self.index += 1
         index = self.index
-        if checkpoint is None:
-            self._send_report(index, raw)
-            return
         with self._times.waiting(), self._progress.waiting(StackPlace.REPORT):
             self.uncommitted.wait_for_the_others(index)
         by_function = upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD
