@@ -6,7 +6,7 @@ of its history, in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -42,18 +42,20 @@ class RunMetrics:
         self._reported.clear()
         self._with_last_state.clear()
 
-    def add(self, epoch: int, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
+    def add(self, epoch: int, stream: WorkerStream, rows: Iterable[tuple[int, msgspec.Raw]]) -> None:
+        """(index, metrics) of each report, in order."""
         of = (stream.assignment.group_id, stream.generation)
+        whose, speaks = Incarnation(epoch, *of), of[0] == self.speaker
         known = self._reported.setdefault(of, {})
-        if index in known:
-            return  # told again, and in the journal already
-        known[index] = metrics
-        if of[0] == self.speaker:
-            whose = Incarnation(epoch, *of)
-            if (whose, index) != (self._of, self._first + len(self._waiting)):
-                self.flush()
-                self._of, self._first = whose, index
-            self._waiting.append(metrics)
+        for index, metrics in rows:
+            if index in known:
+                continue  # told again, and in the journal already
+            known[index] = metrics
+            if speaks:
+                if whose != self._of or index != self._first + len(self._waiting):
+                    self.flush()
+                    self._of, self._first = whose, index
+                self._waiting.append(metrics)
 
     def add_silent(self, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
         """A report that is no row: what it saves is of the one before, and so are its metrics."""
