@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-import msgspec
-
 from everstep.control import events as e
 from everstep.driver.driven import DrivenRun
 from everstep.driver.exits import failure_of
@@ -29,8 +27,7 @@ class _Batch:
 
     before: int
     """The last report that it has been told of."""
-    rows: list[tuple[int, msgspec.Raw]] = field(default_factory=list)
-    """(index, metrics) of each that has some."""
+    with_metrics: list[words.Report] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
@@ -41,7 +38,7 @@ class _Batch:
 
     def add(self, report: words.Report, settled: Collection[int]) -> None:
         if not report.silent:
-            self.rows.append((report.index, report.metrics))
+            self.with_metrics.append(report)
         if report.restore_s > self.restore_s:
             self.restore_s = report.restore_s
         if report.owed and report.index not in settled:
@@ -124,18 +121,18 @@ class FromWorkers:
             return []
         return [part]
 
-    def _add_metrics(self, key: WorkerId, stream: WorkerStream, rows: list[tuple[int, msgspec.Raw]]) -> None:
+    def _add_metrics(self, key: WorkerId, stream: WorkerStream, reports: list[words.Report]) -> None:
         epoch, generation, rank = key
         if stream.assignment.group_rank == 0:
-            self._workers.metrics.add(self._run.controller.epoch, stream, rows)
+            self._workers.metrics.add(self._run.controller.epoch, stream, reports)
         if self._run.job.wants_all_metrics:
             of = Incarnation(epoch, stream.assignment.group_id, generation)
-            for index, metrics in rows:
-                self._run.observer.reported(of, rank, index, metrics)
+            for report in reports:
+                self._run.observer.reported(of, rank, report.index, report.metrics)
 
     def _tell_reports(self, key: WorkerId, stream: WorkerStream, batch: _Batch) -> None:
-        if batch.rows:
-            self._add_metrics(key, stream, batch.rows)
+        if batch.with_metrics:
+            self._add_metrics(key, stream, batch.with_metrics)
         if stream.upto == batch.before and not batch.parts and not batch.taken:
             return
         epoch, generation, rank = key

@@ -13,6 +13,7 @@ import msgspec
 from everstep.driver.streams import WorkerStream
 from everstep.identity import Incarnation
 from everstep.journal import records
+from everstep.protocol import words
 from everstep.protocol.metrics import NO_METRICS
 
 
@@ -42,20 +43,21 @@ class RunMetrics:
         self._reported.clear()
         self._with_last_state.clear()
 
-    def add(self, epoch: int, stream: WorkerStream, rows: Iterable[tuple[int, msgspec.Raw]]) -> None:
-        """(index, metrics) of each report, in order."""
+    def add(self, epoch: int, stream: WorkerStream, reports: Iterable[words.Report]) -> None:
+        """What one worker has reported, in order."""
         of = (stream.assignment.group_id, stream.generation)
         whose, speaks = Incarnation(epoch, *of), of[0] == self.speaker
         known = self._reported.setdefault(of, {})
-        for index, metrics in rows:
+        for report in reports:
+            index = report.index
             if index in known:
                 continue  # told again, and in the journal already
-            known[index] = metrics
+            known[index] = report.metrics
             if speaks:
                 if whose != self._of or index != self._first + len(self._waiting):
                     self.flush()
                     self._of, self._first = whose, index
-                self._waiting.append(metrics)
+                self._waiting.append(report.metrics)
 
     def add_silent(self, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
         """A report that is no row: what it saves is of the one before, and so are its metrics."""
