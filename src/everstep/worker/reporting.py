@@ -51,6 +51,7 @@ class Reporting:
         progress: Progress,
     ) -> None:
         self._spec = spec
+        self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._store = store
         self._send = send
         self._uploads = uploads
@@ -68,6 +69,17 @@ class Reporting:
         self._pace: Pace | None = None
         """Of the step that the report at hand ends."""
 
+    def report_metrics(self, metrics: dict[str, Any]) -> None:
+        """As most reports are made, often one a step: nothing is saved, and nobody is waited for."""
+        pace = self._times.end_step(self.index + 1, saves=False)
+        raw = self._encoded(metrics)
+        self._uploads.raise_failed()
+        self.index = index = self.index + 1
+        restore_s, at = self._restoring.take_seconds(), time.monotonic()
+        self._send(framing.frame(words.Report(index, raw, restore_s=restore_s, pace=pace, at=at)))
+        self._progress.reported()
+        self._times.begin_step()
+
     def report(
         self,
         metrics: dict[str, Any],
@@ -80,9 +92,7 @@ class Reporting:
         state: Restorable | None = None,
         step: int | None = None,
     ) -> None:
-        if checkpoint is None and state is None:
-            self._report_metrics(metrics)
-            return
+        """With a checkpoint, or a state."""
         self._pace = self._times.end_step(self.index + 1, saves=True)
         with self._saving():
             self._report(
@@ -91,17 +101,6 @@ class Reporting:
         self._progress.reported()
         if stalled := self._times.take_stall():
             self._send(framing.frame(words.StallTold(self.index, stalled)))
-        self._times.begin_step()
-
-    def _report_metrics(self, metrics: dict[str, Any]) -> None:
-        """As most reports are made, often one a step: nothing is saved, and nobody is waited for."""
-        pace = self._times.end_step(self.index + 1, saves=False)
-        raw = self._encoded(metrics)
-        self._uploads.raise_failed()
-        self.index = index = self.index + 1
-        restore_s, at = self._restoring.take_seconds(), time.monotonic()
-        self._send(framing.frame(words.Report(index, raw, restore_s=restore_s, pace=pace, at=at)))
-        self._progress.reported()
         self._times.begin_step()
 
     @contextmanager
@@ -134,7 +133,7 @@ class Reporting:
         if state is not None:
             self._report_state(raw, state, step)
             return
-        assert checkpoint is not None, "a report that saves nothing is made elsewhere"
+        assert checkpoint is not None, "metrics alone are reported elsewhere"
         self.index += 1
         index = self.index
         with self._times.waiting(), self._progress.waiting(StackPlace.REPORT):
@@ -169,13 +168,12 @@ class Reporting:
 
     def _encoded(self, metrics: dict[str, Any]) -> msgspec.Raw:
         """As they are sent; nothing, where nobody looks at this rank's."""
-        sends = self._spec.member.group_rank == 0 or self._spec.all_metrics
-        if not sends and isinstance(metrics, dict):
+        if not self._sends_metrics and isinstance(metrics, dict):
             return NO_METRICS
-        raw = encode_metrics(metrics)
-        if len(bytes(raw)) > framing.MAX_PAYLOAD:
-            raise too_large(metrics, len(bytes(raw)))
-        return raw
+        encoded = encode_metrics(metrics)
+        if len(encoded) > framing.MAX_PAYLOAD:
+            raise too_large(metrics, len(encoded))
+        return msgspec.Raw(encoded)
 
     def _begin_upload(
         self,
