@@ -39,7 +39,7 @@ class Heard:
             controller=SimpleNamespace(epoch=1),
             job=SimpleNamespace(wants_all_metrics=False),
             observer=self,
-            emit=lambda event: None,
+            emit_progress=lambda event: None,
         )
         self.from_workers = FromWorkers(run, workers)
 

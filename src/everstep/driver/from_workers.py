@@ -36,6 +36,11 @@ class _Batch:
     earlier: int = 0
     """The last that was made before this driver ran; 0: none was."""
 
+    @property
+    def says_more(self) -> bool:
+        """Than how far the worker has come."""
+        return bool(self.owed or self.parts or self.taken or self.taking or self.restore_s)
+
     def add(self, report: words.Report, settled: Collection[int]) -> None:
         if not report.silent:
             self.with_metrics.append(report)
@@ -138,7 +143,8 @@ class FromWorkers:
         epoch, generation, rank = key
         news = NewReports(self._workers.metrics.newest(stream), batch.earlier)
         self._run.observer.progress(rank, epoch, stream.upto, news)
-        self._run.emit(
+        emit = self._run.emit if batch.says_more else self._run.emit_progress
+        emit(
             e.Reported(
                 at=self._run.clock.now(),
                 epoch=epoch,
