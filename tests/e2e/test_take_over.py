@@ -421,7 +421,7 @@ def test_a_notice_that_is_taken_back_while_nobody_drives_is_over_for_the_next_dr
 WAITS_AT_FIRST = """
 import os, sys, threading
 from pathlib import Path
-from everstep import RunConfig, Trainer
+from everstep import Deadlines, RunConfig, Trainer
 from everstep.testing import LocalCluster
 from processes import alive
 
@@ -436,7 +436,11 @@ def train():
 
 trainer = Trainer(
     train,
-    run_config=RunConfig(name=sys.argv[1], storage_path=str(first.with_name("runs"))),
+    run_config=RunConfig(
+        name=sys.argv[1],
+        storage_path=str(first.with_name("runs")),
+        deadlines=Deadlines(take_over_s=2),
+    ),
     engine=LocalCluster(slices=0, folder=Path(sys.argv[2])),
 )
 print("the first one trains beside it:", trainer.fit().return_value)

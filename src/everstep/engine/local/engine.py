@@ -26,8 +26,6 @@ from everstep.protocol import wire
 from everstep.protocol.peer_words import PeerAddress
 from everstep.topology.slices import HostId, HostView, SliceName
 
-_LOOK_S = 0.1
-
 
 class LocalEngine:
     """Hosts of a ``LocalCluster``; without one given, a host of its own for this run."""
@@ -67,8 +65,11 @@ class LocalEngine:
             self.folder = self.own.folder
         else:
             self.folder = self._cluster.folder
-        await self.look()
-        self.spawn(self._keep_looking())
+        await self._search.connect_to_new(patiently=True)
+        self.status_changed()
+        self.spawn(self._search.keep_looking())
+
+    def count_silence(self) -> None:
         self.spawn(self.heartbeats.run())
 
     async def run_side_task(self, work: SideTask) -> bytes:
@@ -96,11 +97,6 @@ class LocalEngine:
             self.sink.on_broken(error)
 
     # ------------------------------------------------------------------ finding hosts
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            await self.look()
 
     async def look(self) -> None:
         await self._search.connect_to_new()
@@ -141,6 +137,7 @@ class LocalEngine:
             link.retiring = True
             self.heartbeats.forget(host)
             link.send(wire.Retire(self.ask.lease))
+            self.status_changed()
 
     # ------------------------------------------------------------------ reserving
 
