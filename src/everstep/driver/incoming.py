@@ -63,6 +63,8 @@ class Incoming:
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
         if self.left is not None:
+            if isinstance(message, wire.Status):
+                self._check_lease(host, message.lease)
             self.left.hear(host, message)
             return
         match message:
