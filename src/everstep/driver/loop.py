@@ -82,9 +82,11 @@ class Driver:
         run.spawn(self._stopping.stop_on_request())
         try:
             left = (place.host for place in run.history.places.values())
-            await run.engine.open(self._incoming, run.job.ask(run.precedence, run.history.run_id, left))
-            await self._open()
-            run.engine.count_silence()
+            ask = run.job.ask(run.precedence, run.history.run_id, left)
+            await self.outcome.unless_over(run.engine.open(self._incoming, ask))
+            if not self.outcome.over.is_set():
+                await self._open()
+                run.engine.count_silence()
             run.spawn(validations.keep_validating())
             await self.outcome.over.wait()
             if self.outcome.is_finished and (stopped := await validations.finish()):
