@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from everstep.observe.registry import live_runs
+from everstep.process import kernel
 from everstep.testing import LocalCluster
 from processes import LIMIT_S, wait_for
 
@@ -65,11 +66,11 @@ def start(
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """It lives, and does nothing."""
-    os.kill(pid, signal.SIGSTOP)
+    kernel.send_signal(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        kernel.send_signal(pid, signal.SIGCONT)
 
 
 def said(driver: subprocess.Popen[str], what: str) -> str:
@@ -106,21 +107,20 @@ def test_a_later_driver_restores_what_workers_of_an_earlier_one_had(tmp_path: Pa
     assert "state from memory" in output
 
 
-def test_an_agent_that_is_slow_to_answer_is_waited_for_by_each_driver(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_an_agent_that_is_slow_to_answer_is_waited_for_by_each_driver(world: World) -> None:
     name = f"memory-{random.getrandbits(32):08x}"
-    process = start(tmp_path, name)
+    process = start(world.folder, name)
     world.wait_for_step(1, 5)
     process.kill()
     process.communicate()
     (agent,) = agents().values()
     with stopped(agent):
         for _ in range(2):  # each is killed in the middle of its take-over
-            process = start(tmp_path, name)
+            process = start(world.folder, name)
             said(process, "waiting for an answer from")
             process.kill()
             process.communicate()
-        process = start(tmp_path, name)
+        process = start(world.folder, name)
         said(process, "waiting for an answer from")
     said(process, "took over 2 workers")
     driven = world.newest_step(1)
@@ -134,17 +134,16 @@ def test_an_agent_that_is_slow_to_answer_is_waited_for_by_each_driver(tmp_path: 
     assert "state from memory" in output
 
 
-def test_what_the_other_hosts_have_is_restored_where_one_does_not_answer_in_time(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_what_the_other_hosts_have_is_restored_where_one_does_not_answer_in_time(world: World) -> None:
     name = f"memory-{random.getrandbits(32):08x}"
     with LocalCluster(slices=3) as cluster:
-        process = start(tmp_path, name, cluster)
+        process = start(world.folder, name, cluster)
         copied = wait_for_copies(2, 1)
         process.kill()
         process.communicate()
         silent = host_of(world.of_epoch(1)[1][-1]["pid"])
         with stopped(agents()[silent]):
-            process = start(tmp_path, name, cluster, take_over_s=2.0)
+            process = start(world.folder, name, cluster, take_over_s=2.0)
             assert silent in said(process, "waiting for an answer from")
             world.wait_for_step(2, 1)
             assert world.check_restored(2) >= copied.report
