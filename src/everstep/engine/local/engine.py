@@ -119,6 +119,10 @@ class LocalEngine:
         if link is not None and link.alive:
             silence = time.monotonic() - since
             self.host_lost(link, Kind.HOST_SILENT, since, f"no heartbeat for {silence:.1f} s")
+            if not link.retiring and self.links.get(host) is link:
+                del self.links[host]  # nothing of ours is there: it is found anew once it answers
+                link.close()
+                self.status_changed()
 
     def host_lost(self, link: LocalLink, kind: Kind, at: float, message: str) -> None:
         self.heartbeats.forget(link.host)
