@@ -154,19 +154,19 @@ def _with_shared_slices(workers: Sequence[LeftWorker], broken: Collection[int]) 
 
 def slices_to_restore(
     survivors: Survivors,
-    asked: Collection[HostId],
+    there: Collection[HostId],
     slice_of: Mapping[HostId, SliceName],
     *,
     with_snapshots: Collection[HostId],
     still_ending: Collection[HostId],
 ) -> tuple[SliceName, ...]:
     """The slices that stay held because their hosts' memory can be restored from although no worker is kept:
-    those of all hosts that were ``asked``, or none. Only if each of these has told what it has, their workers
-    have ended, and no other host shares their slices.
+    those of the hosts that are ``there``, of which each has told what it has, and its workers have ended.
     """
-    if survivors.kept or survivors.unanswered or still_ending or not with_snapshots:
+    if survivors.kept:
         return ()
-    slices = {slice_of[host] for host in asked if host in slice_of}
-    if {host for host, name in slice_of.items() if name in slices} != {*asked}:
-        return ()
-    return tuple(sorted(slices))
+    ready = {*there}.difference(survivors.unanswered, still_ending)
+    spoilt = {name for host, name in slice_of.items() if host not in ready}
+    slices = {slice_of[host] for host in ready if host in slice_of} - spoilt
+    found = any(slice_of.get(host) in slices for host in with_snapshots)
+    return tuple(sorted(slices)) if found else ()
