@@ -163,8 +163,7 @@ class TakeOver:
         )
         if not slices:
             return None
-        places = tuple((worker.rank, worker.host) for worker in self.chosen.everybody)
-        return Remains(slices, places, tuple(self._copies))
+        return Remains(slices, tuple(self._copies))
 
     # ------------------------------------------------------------------ what the driver goes on with
 

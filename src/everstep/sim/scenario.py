@@ -157,7 +157,7 @@ def draw(seed: int, only: FaultKind | None = None) -> Scenario:
     if hangs.random() < 0.2:
         families |= {FaultKind.HANG}
     returns = random.Random(f"swapped in {seed}")
-    if returns.random() < 0.15 and group_size is not None:
+    if returns.random() < 0.15:
         families |= {FaultKind.RETURN}
     if only is not None:
         families = frozenset({only})
