@@ -7,7 +7,7 @@ that knows which objects count: those that were made at the end of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -62,6 +62,8 @@ class Rules:
         self.shards: Mapping[str, set[int]] = {}
         """The ranks that have something to add, by folder."""
         self._highest = 0
+        self._taken_at: set[int] = set()
+        """The numbers at which the run was taken."""
         self._strays: set[str] = set()
         """Objects of the journal that were not made at its end."""
         self._behind: dict[str, str] = {}
@@ -98,6 +100,7 @@ class Rules:
                 case records.Committed():
                     self._orders[record.folder] = record.order
                 case records.Opened():
+                    self._taken_at.add(number)
                     self.openings += 1
                     self.owner = record.nonce
                 case _:
@@ -177,6 +180,8 @@ class Rules:
 
     def _deleting_record(self, name: str) -> None:
         if name.isdigit():
+            if int(name) in self._taken_at and not self.damaged:
+                raise RuleBroken(f"8: {name} is free again, and who was replaced there may append")
             if self._snapshot.upto <= int(name) <= self._highest and not self.damaged:
                 raise RuleBroken(f"4: {name} is removed from the journal, and is in no archive")
         elif name in self._snapshot.archives:
@@ -189,12 +194,21 @@ class Rules:
             names = [path.removeprefix(_LOG) for path in self._disk.below(_LOG)]
             self._highest = max((int(name) for name in names if name.isdigit()), default=0)
 
+    def lists_caught_up(self) -> None:
+        """A manifest that the journal doesn't know is found by whoever takes the run from now on."""
+        for folder, written in self.manifests.items():
+            self.manifests[folder] = replace(written, openings=self.openings)
+
     # ------------------------------------------------------------------ a start of workers
 
     def _ref(self, folder: str) -> CheckpointRef:
         found = self.manifests[folder].manifest
         order = self._orders.get(folder, found.order)
         return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, order)
+
+    def known(self) -> list[str]:
+        """The same, and the journal knows them."""
+        return [folder for folder in self.restorable() if folder in self._orders]
 
     def restorable(self) -> list[str]:
         """Checkpoints that exist and are whole, by epoch and index."""
