@@ -83,7 +83,7 @@ class Driver:
         try:
             ask = run.job.ask(run.precedence, run.history.run_id)
             await run.engine.open(self._incoming, ask)
-            await self._open()
+            await self._open_unless_over()
             run.spawn(validations.keep_validating())
             await self.outcome.over.wait()
             if self.outcome.is_finished and (stopped := await validations.finish()):
@@ -93,6 +93,19 @@ class Driver:
             await close_run(run, self.workers, self._checkpoints.commits, self.announcements)
         if self.outcome.broken is not None:
             raise self.outcome.broken
+
+    async def _open_unless_over(self) -> None:
+        """A driver that loses the run meanwhile puts nothing more in order."""
+        opening = asyncio.ensure_future(self._open())
+        over = asyncio.ensure_future(self.outcome.over.wait())
+        try:
+            await asyncio.wait((opening, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opening.cancel()
+            over.cancel()
+        await asyncio.wait((opening,))
+        if not opening.cancelled():
+            opening.result()
 
     async def _open(self) -> None:
         left = await open_run(
