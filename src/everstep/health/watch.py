@@ -22,7 +22,7 @@ class HangWatch:
         self._warned: dict[Incarnation, tuple[tuple[int, ...], float]] = {}
         """Whom the user was warned of, and how long it had been quiet then."""
 
-    def wants_look(self, of: Incarnation, vitals: Vitals, now: float) -> bool:
+    def needs_check(self, of: Incarnation, vitals: Vitals, now: float) -> bool:
         """Whether a rank that makes no progress is reason to look at every rank."""
         again, known = self._again.get(of, (now, set()))
         return is_overdue(vitals, self._limits) and (now >= again or vitals.rank not in known)
