@@ -59,7 +59,7 @@ class Survivors(msgspec.Struct, frozen=True):
     unfit: tuple[tuple[Unfit, tuple[int, ...]], ...] = ()
     """The ranks that can't go on."""
     unanswered: tuple[HostId, ...] = ()
-    """Hosts that have not told all that they have."""
+    """Hosts that have not reported all that they have."""
     generations: tuple[tuple[int, int], ...] = ()
     """The last incarnation that was begun, by replica group, where one is known."""
 
@@ -78,9 +78,9 @@ def choose(
     begun: Mapping[tuple[int, int], int],
     unanswered: Collection[HostId],
 ) -> Survivors:
-    """``left``: what the agents have, in the order in which they told it. ``last_epoch``: the last attempt
-    that was begun; workers of an earlier one were about to be ended. ``begun``: the last incarnation that was
-    begun, by attempt and replica group, of groups that were replaced.
+    """``left``: what the agents have, in the order in which they reported it. ``last_epoch``: the last
+    attempt that was begun; workers of an earlier one were about to be ended. ``begun``: the last incarnation
+    that was begun, by attempt and replica group, of groups that were replaced.
     """
     everybody = [*left]
     workers = _newest(everybody)
@@ -119,9 +119,7 @@ def _newest(left: Iterable[LeftWorker]) -> list[LeftWorker]:
 def _unfit(
     workers: Sequence[LeftWorker], is_over: bool, generations: Mapping[int, int]
 ) -> dict[Unfit, set[int]]:
-    """Ranks that can't go on by themselves, whatever becomes of others. ``generations``: the last that were
-    begun.
-    """
+    """Ranks that can't go on, regardless of the others. ``generations``: the last that were begun."""
     ranks = {worker.rank for worker in workers}
     replaced = {w.rank for w in workers if w.generation < generations[w.place.group_id]}
     told = {worker.rank for worker in workers if worker.was_told_to_end and not worker.has_returned}
@@ -161,8 +159,8 @@ def slices_to_restore(
     still_ending: Collection[HostId],
 ) -> tuple[SliceName, ...]:
     """The slices that stay held because their hosts' memory can be restored from although no worker is kept:
-    those of all hosts that were ``asked``, or none. Only if each of these has told what it has, their workers
-    have ended, and no other host shares their slices.
+    those of all hosts that were ``asked``, or none. Only if each of these has reported what it has, their
+    workers have ended, and no other host shares their slices.
     """
     if survivors.kept or survivors.unanswered or still_ending or not with_snapshots:
         return ()
