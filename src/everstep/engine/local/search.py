@@ -1,4 +1,4 @@
-"""Looks for agents on this machine, and connects to those that are new."""
+"""Finds agents on this machine, and connects to those that are new."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class HostSearch:
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
-        self._one_look = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     async def connect_to_new(self) -> None:
-        async with self._one_look:
+        async with self._one_at_a_time:
             await self._connect_to_new()
 
     async def _connect_to_new(self) -> None:
@@ -35,14 +35,16 @@ class HostSearch:
                 try:
                     await link.connect()
                     self._engine.links[host] = link
-                    await asyncio.wait_for(link.known.wait(), self._engine.ask.deadlines.heartbeat_timeout_s)
+                    await asyncio.wait_for(
+                        link.known.wait(), self._engine.request.deadlines.heartbeat_timeout_s
+                    )
                 except (OSError, TimeoutError):
                     self._engine.links.pop(host, None)
                     link.close()  # not up yet, or on its way out: look again
                 else:
-                    self._judge(link)
+                    self._accept_or_refuse(link)
 
-    def _judge(self, link: LocalLink) -> None:
+    def _accept_or_refuse(self, link: LocalLink) -> None:
         """Whether this driver can have the host."""
         engine = self._engine
         if link.version != wire.WIRE_VERSION:
@@ -50,7 +52,7 @@ class HostSearch:
             self._refuse(link, error.message)
             if engine.own is None:
                 raise error  # it is the user's
-        elif engine.own is not None and link.run not in ("", engine.ask.holder):
+        elif engine.own is not None and link.run not in ("", engine.request.holder):
             self._refuse(link, "the run's journal was removed since they were started")
 
     def _refuse(self, link: LocalLink, why: str) -> None:
