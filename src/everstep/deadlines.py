@@ -22,6 +22,11 @@ class Deadlines:
     lost (overcommitted CPUs, virtual machines that are paused or migrated); lower it to notice a lost machine
     sooner.
     """
+    take_over_s: float = 30.0
+    """How long a new driver waits for an answer of an agent that an earlier one left behind and that is not
+    known to be dead. Its workers train on meanwhile; after this, their host counts as lost. Raise it on
+    machines that are so busy that an agent may need longer.
+    """
     reserve_s: float = 300.0
     """One attempt at reserving every slice of a start. Raise it if the autoscaler takes longer than this to
     bring up a slice.

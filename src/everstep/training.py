@@ -62,6 +62,9 @@ def report(
     _check_kind("checkpoint_upload_mode", checkpoint_upload_mode, CheckpointUploadMode)
     if checkpoint_upload_fn is not None and not callable(checkpoint_upload_fn):
         raise _other_kind("checkpoint_upload_fn", checkpoint_upload_fn, "a function")
+    if checkpoint is None and state is None:
+        session.reporting.report_metrics(metrics)
+        return
     session.reporting.report(
         metrics,
         checkpoint,

@@ -113,7 +113,7 @@ class ValidationTask:
                 "return a dict of metrics",
                 "ValidationConfig.fn",
             )
-        return bytes(encode_metrics(found))
+        return encode_metrics(found)
 
 
 class _Asked(msgspec.Struct, frozen=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from everstep.cli.main import main
 from everstep.sim.mistakes import MISTAKES
 from everstep.sim.rules import Rules
 from everstep.sim.time import RuleBroken
+from processes import ours, wait_for
 
 
 def everstep(*arguments: str) -> Result:
@@ -57,6 +60,20 @@ def test_several_processes_find_what_one_finds() -> None:
         return told["outcomes"], told["rungs"], told["violations"]
 
     assert counts("1") == counts("2")
+
+
+def test_processes_of_a_hunt_that_is_killed_end_with_it() -> None:
+    def workers() -> list[str]:
+        return [command for command in ours().values() if "multiprocessing.spawn" in command]
+
+    command = (sys.executable, "-m", "everstep.cli.main", "sim-check", "--schedules", "1000000")
+    hunt = subprocess.Popen([*command, "--jobs", "2"], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(workers()) == 2, "both processes")
+    finally:
+        hunt.kill()
+        hunt.wait()
+    wait_for(lambda: not workers(), "their end")
 
 
 def test_known_mistakes_are_listed_and_found() -> None:

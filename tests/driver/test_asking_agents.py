@@ -23,7 +23,8 @@ HOSTS = ["a", "b"]
 SLICES = {host: host for host in HOSTS}
 COPIES = (Copy(0, "", 3, 7, 2), Copy(1, "", 3, 7, 2))
 LEASE = 5
-LIMITS = Deadlines(heartbeat_interval_s=0.01, heartbeat_timeout_s=0.05, kill_s=0.05)
+LIMITS = Deadlines(heartbeat_interval_s=0.01, heartbeat_timeout_s=0.05, take_over_s=0.05, kill_s=0.05)
+PATIENT = Deadlines(heartbeat_interval_s=0.01, heartbeat_timeout_s=0.05, take_over_s=600.0)
 
 
 def held(
@@ -72,7 +73,12 @@ class Agents:
         answers: dict[str, list[wire.AnyFromAgent]],
         stubborn: Collection[str] = (),
         begun: Mapping[tuple[int, int], int] | None = None,
+        *,
+        slow: Collection[str] = (),
+        lost: Collection[str] = (),
+        limits: Deadlines = LIMITS,
     ) -> None:
+        """``slow`` answer, and ``lost`` are lost, once it is said that they are waited for."""
         self.left = TakeOver([*HOSTS], 3, begun or {})
         self.sent: list[tuple[str, wire.AnyToAgent]] = []
         self.unclaimed: list[str] = []
@@ -81,10 +87,25 @@ class Agents:
         self._answers = answers
         self._stubborn = stubborn
         """Hosts whose workers can't be killed."""
+        self._slow = slow
+        self._lost = lost
+        self._limits = limits
 
     def claim(self, host: str) -> None:
+        if host not in self._slow:
+            self._answer(host)
+
+    def _answer(self, host: str) -> None:
         for message in self._answers.get(host, []):
             self.left.hear(host, message)
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        if line.startswith("waiting for"):
+            for host in self._slow:
+                self._answer(host)
+            for host in self._lost:
+                self.left.lost(host)
 
     def unclaim(self, host: str) -> None:
         self.unclaimed.append(host)
@@ -99,7 +120,7 @@ class Agents:
 
     def asked(self) -> TakeOver:
         engine = cast(Engine, self)
-        asyncio.run(ask_agents(engine, self.left, LEASE, lambda: SLICES, LIMITS, self.said.append))
+        asyncio.run(ask_agents(engine, self.left, LEASE, lambda: SLICES, self._limits, self._say))
         return self.left
 
 
@@ -228,10 +249,46 @@ def test_hosts_of_ended_workers_stay_claimed_where_their_memory_can_be_restored_
     assert [(copy.rank, copy.host) for copy in remains.copies] == [(0, "a"), (1, "b")]
 
 
-def test_nothing_remains_without_snapshots_or_where_workers_do_not_end() -> None:
-    for agents in (ending(copies=()), ending(stubborn=["b"])):
-        assert agents.asked().remains(SLICES) is None
-        assert agents.unclaimed == HOSTS
+def test_nothing_remains_without_snapshots() -> None:
+    agents = ending(copies=())
+    assert agents.asked().remains(SLICES) is None
+    assert agents.unclaimed == HOSTS
+
+
+def check_that_only_a_remains(agents: Agents) -> None:
+    remains = agents.asked().remains(SLICES)
+    assert remains is not None
+    assert remains.slices == ("a",)
+    assert {copy.host for copy in remains.copies} == {"a"}
+    assert (agents.unclaimed, agents.retired) == (["b"], ["b"])
+
+
+def test_a_host_whose_workers_do_not_end_is_given_up_and_not_what_others_have_in_memory() -> None:
+    check_that_only_a_remains(ending(stubborn=["b"]))
+
+
+def test_a_host_that_does_not_answer_is_given_up_and_not_what_others_have_in_memory() -> None:
+    told = answer(held(0), words_of=[], copies=COPIES)  # of rank 1 as well
+    check_that_only_a_remains(Agents({"a": told}))
+    told_in_part: list[wire.AnyFromAgent] = [wire.Inventory([held(1)], copies=COPIES[1:])]
+    check_that_only_a_remains(Agents({"a": told, "b": told_in_part}))
+
+
+def test_an_agent_that_is_slow_to_answer_is_waited_for_and_named() -> None:
+    answers = {host: answer(held(n), words_of=said(n, JOINED)) for n, host in enumerate(HOSTS)}
+    agents = Agents(answers, slow=["b"], limits=PATIENT)
+    assert agents.asked().chosen.kept_hosts == {"a", "b"}
+    assert agents.said == [
+        "waiting for an answer from b, where an earlier driver left workers "
+        "(at most 600 s: Deadlines.take_over_s)"
+    ]
+
+
+def test_a_host_that_is_lost_while_its_answer_is_awaited_is_waited_for_no_longer() -> None:
+    agents = Agents({"a": answer(held(0), words_of=said(0, JOINED))}, lost=["b"], limits=PATIENT)
+    assert agents.asked().chosen.kept_hosts == {"a"}
+    assert agents.unclaimed == ["b"]
+    assert agents.retired == []
 
 
 def test_a_host_whose_workers_do_not_end_counts_as_lost_until_they_have() -> None:
@@ -244,12 +301,11 @@ def test_workers_of_earlier_attempts_are_ended_before_their_host_is_used_again()
     """They would not end when their driver told them to, and its next attempt went elsewhere."""
     older = answer(held(1, epoch=2), words_of=[], copies=COPIES[1:])
     agents = Agents({"a": answer(held(0), words_of=[], copies=COPIES[:1]), "b": older}, stubborn=["b"])
-    assert agents.asked().remains(SLICES) is None
+    check_that_only_a_remains(agents)
     assert agents.sent == [
         ("a", wire.Stop(LEASE, 3, 0, [0], 0.0)),
         ("b", wire.Stop(LEASE, 2, 0, [1], 0.0)),
     ]
-    assert agents.retired == ["b"]
 
 
 def test_a_host_on_which_workers_are_kept_is_not_given_up_for_others_that_do_not_end() -> None:

@@ -27,7 +27,7 @@ class Heard:
         self.told: list[tuple[int, int]] = []
         stream = WorkerStream(Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1), 0)
         stream.behind = True
-        pace = SimpleNamespace(heard=lambda *_: None)
+        pace = SimpleNamespace(reported=lambda *_: None)
         metrics = SimpleNamespace(add=lambda *_: None, newest=lambda _: None)
         workers: Any = SimpleNamespace(
             streams={WorkerId(1, 0, 0): stream}, pace=pace, metrics=metrics, current=lambda: [stream]
@@ -39,7 +39,7 @@ class Heard:
             controller=SimpleNamespace(epoch=1),
             job=SimpleNamespace(wants_all_metrics=False),
             observer=self,
-            emit=lambda event: None,
+            emit_progress=lambda event: None,
         )
         self.from_workers = FromWorkers(run, workers)
 

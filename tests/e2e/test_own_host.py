@@ -74,7 +74,8 @@ def test_an_agent_that_is_silent_when_a_new_driver_comes_is_replaced_and_not_dou
     first.kill()
     first.communicate()
     os.kill(agent, signal.SIGSTOP)
-    output, errors = start(tmp_path, AGAIN).communicate(timeout=LIMIT_S)
+    second = start(tmp_path, AGAIN, {"EVERSTEP_TAKE_OVER_S": "2"})
+    output, errors = second.communicate(timeout=LIMIT_S)
     assert "beside it: 0" in output, errors
     assert not alive(agent)
 

@@ -250,6 +250,24 @@ def test_a_driver_killed_in_the_middle_of_a_recovery_loses_no_checkpoint(tmp_pat
         assert begun == sorted(begun), "and never with an older one than before"
 
 
+def test_a_driver_that_waits_for_an_answer_of_an_agent_can_be_stopped(tmp_path: Path) -> None:
+    from .scripts import start as start_script
+
+    first = start_script(tmp_path, "trainer().fit()")
+    wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)), "workers")
+    first.kill()
+    first.communicate()
+    (agent,) = [pid for pid, command in ours().items() if "-m everstep.agent " in command]
+    os.kill(agent, signal.SIGSTOP)
+    second = start_script(tmp_path, "trainer().fit()", {"EVERSTEP_TAKE_OVER_S": str(2 * LIMIT_S)})
+    assert second.stderr is not None
+    assert any("waiting for an answer from" in line for line in second.stderr)
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=LIMIT_S)
+    assert second.returncode == -signal.SIGINT
+    assert not alive(agent)
+
+
 def test_agents_that_nobody_claims_leave_with_their_workers(tmp_path: Path) -> None:
     from .scripts import start as start_script
 
@@ -421,7 +439,7 @@ def test_a_notice_that_is_taken_back_while_nobody_drives_is_over_for_the_next_dr
 WAITS_AT_FIRST = """
 import os, sys, threading
 from pathlib import Path
-from everstep import RunConfig, Trainer
+from everstep import Deadlines, RunConfig, Trainer
 from everstep.testing import LocalCluster
 from processes import alive
 
@@ -436,7 +454,11 @@ def train():
 
 trainer = Trainer(
     train,
-    run_config=RunConfig(name=sys.argv[1], storage_path=str(first.with_name("runs"))),
+    run_config=RunConfig(
+        name=sys.argv[1],
+        storage_path=str(first.with_name("runs")),
+        deadlines=Deadlines(take_over_s=2),
+    ),
     engine=LocalCluster(slices=0, folder=Path(sys.argv[2])),
 )
 print("the first one trains beside it:", trainer.fit().return_value)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from everstep import ControllerError, InfeasibleResourcesError, RunConfig, ScalingConfig, Trainer
+from everstep import (
+    ControllerError,
+    Deadlines,
+    InfeasibleResourcesError,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+)
+from everstep.engine.base import EngineRequest
 from everstep.engine.local.cluster import HostFile
 from everstep.engine.local.engine import LocalEngine
 from everstep.engine.local.link import LocalLink
+from everstep.failures import Failure
 from everstep.protocol import wire
 from everstep.testing import LocalCluster
+from everstep.topology.slices import HostId, HostView
+from processes import LIMIT_S
 
 
 def test_what_a_killed_process_left_of_a_host_does_not_stop_the_next(tmp_path: Path) -> None:
@@ -78,6 +90,48 @@ def test_an_engine_that_can_not_go_on_ends_the_run_with_its_cause(tmp_path: Path
     )
     with pytest.raises(ControllerError, match="too many open files"):
         trainer.fit()
+
+
+class Listening:
+    """A driver that looks at what there is, and does nothing."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._hosts: tuple[HostView, ...] = ()
+
+    def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
+        self._hosts = hosts
+        self._changed.set()
+
+    def on_lost(self, host: HostId, failure: Failure) -> None:
+        pass
+
+    def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
+        pass
+
+    async def wait_until_usable(self, *hosts: HostId) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while {host.id for host in self._hosts if host.alive and host.free} != {*hosts}:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def test_a_host_that_nobody_uses_is_there_again_when_it_is_not_silent_any_more() -> None:
+    async def scenario(cluster: LocalCluster) -> None:
+        engine, driver = LocalEngine(cluster), Listening()
+        ask = EngineRequest("run", 1, {}, 0, 1, Deadlines(), ScalingConfig(num_workers=1).wanted)
+        await engine.open(cast(Any, driver), ask)
+        engine.count_silence()
+        (host,) = cluster.hosts
+        await driver.wait_until_usable(host)
+        cluster.freeze_host(host)
+        await driver.wait_until_usable()
+        cluster.thaw_host(host)
+        await driver.wait_until_usable(host)
+        await engine.close(keep_hosts=False)
+
+    with LocalCluster(slices=1) as cluster:
+        asyncio.run(scenario(cluster))
 
 
 @pytest.mark.parametrize(

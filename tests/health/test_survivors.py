@@ -186,9 +186,9 @@ def test_memory_is_restored_from_whole_slices_of_hosts_that_answered_and_have_no
         with_snapshots=set() if empty else asked,
         still_ending=asked if ending else set(),
     )
-    shared = {slice_of[host] for host in asked} & {f"s{number}" for number in others}
-    in_the_way = [found.chosen.kept, found.silent, ending, empty, shared]
-    assert slices == (() if any(in_the_way) else tuple(sorted({slice_of[host] for host in asked})))
+    spoilt = {f"s{number}" for number in others} | {slice_of[host] for host in found.silent}
+    none = found.chosen.kept or ending or empty
+    assert slices == (() if none else tuple(sorted({slice_of[host] for host in asked} - spoilt)))
 
 
 # ---------------------------------------------------------------------- case by case

@@ -41,8 +41,23 @@ def change(question: ForecastQuestion, **changes: object) -> ForecastQuestion:
         change(BUSY, spares=0, host_share=1.0),
         change(BUSY, host_share=0.0),
         PRESETS["bamboo-p3"].question,
+        change(BUSY, min_slices=4, snapshot_every_s=20.0),
+        change(BUSY, replica_groups=True, min_slices=4, snapshot_every_s=20.0),
+        change(PRESETS["bamboo-p3"].question, snapshot_every_s=5.0),
     ],
-    ids=["quiet", "fixed", "elastic", "groups", "elastic groups", "no spares", "crashes", "trace"],
+    ids=[
+        "quiet",
+        "fixed",
+        "elastic",
+        "groups",
+        "elastic groups",
+        "no spares",
+        "crashes",
+        "trace",
+        "elastic snapshots",
+        "snapshots of groups",
+        "snapshots on the trace",
+    ],
 )
 def test_every_second_of_every_host_is_in_one_category(question: ForecastQuestion, policy: Policy) -> None:
     answer = ask(question, policy)
@@ -83,6 +98,62 @@ def test_a_notice_saves_the_steps_that_a_loss_costs(tmp_path: Path) -> None:
     assert told.steps_lost < 2
     assert untold.steps_lost > 100
     assert told.goodput > untold.goodput
+
+
+SNAPSHOTS = change(QUIET, slices=4, days=0.1, snapshot_every_s=9.5, snapshot_cost_s=0.5)
+"""A snapshot is whole every 10 s."""
+BEGAN_S = EVERSTEP.phases.prepare_s + EVERSTEP.phases.start_s + EVERSTEP.phases.restore_s + 0.01
+
+
+@pytest.mark.parametrize(
+    ("gone", "change_of", "snapshots_lost", "from_memory"),
+    [
+        (["node2"], {}, 1, True),  # the copies of the newest weren't all made
+        (["node2"], {"replicated": True}, 0, True),
+        (["node1", "node2"], {}, None, False),  # a host, and the one that has its copy
+        (["node1", "node3"], {}, 1, True),
+        (["node1", "node2"], {"snapshot_copies": 2}, 1, True),
+        (["node1", "node2"], {"replicated": True}, 0, True),
+        (["node2"], {"snapshot_copies": 0}, None, False),
+    ],
+    ids=lambda value: str(value),
+)
+def test_the_state_comes_from_the_newest_snapshot_of_which_enough_is_left(
+    tmp_path: Path,
+    gone: list[str],
+    change_of: dict[str, object],
+    snapshots_lost: int | None,
+    from_memory: bool,
+) -> None:
+    lines = [*(f"0,add,node{i}" for i in range(7)), *(f"3000000,remove,{node}" for node in gone)]
+    answer = ask(change(SNAPSHOTS, trace=trace(tmp_path, *lines), **change_of), EVERSTEP)
+    since_checkpoint = (3000.0 - BEGAN_S) % 606.0
+    expected = since_checkpoint if snapshots_lost is None else since_checkpoint % 10.0 + 10.0 * snapshots_lost
+    assert answer.steps_lost == pytest.approx(expected, abs=0.1)
+    assert answer.shares["redo"] * SNAPSHOTS.seconds == pytest.approx(0.95 * expected, abs=0.1)
+    phases = EVERSTEP.phases
+    restores = phases.restore_memory_s if from_memory else phases.restore_s
+    restored = answer.shares["restore"] * SNAPSHOTS.seconds
+    assert restored == pytest.approx(phases.restore_s + restores, abs=0.01)
+    assert sum(answer.shares.values()) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_what_snapshots_cost_is_in_the_stalls_and_only_for_who_takes_them() -> None:
+    plain = ask(QUIET, EVERSTEP).shares["checkpoint stall"]
+    question = change(QUIET, snapshot_every_s=9.5, snapshot_cost_s=0.5)
+    stalls = ask(question, EVERSTEP).shares["checkpoint stall"]
+    assert stalls == pytest.approx(plain + 0.05 * (1 - plain), abs=1e-3)
+    assert ask(question, FULL_RESTART).shares["checkpoint stall"] == pytest.approx(plain, abs=1e-3)
+
+
+@pytest.mark.parametrize("where", [{"replicated": True}, {"snapshot_copies": 2}], ids=["ddp", "sharded"])
+def test_with_snapshots_hardly_any_of_the_trace_is_lost_with_the_hosts(where: dict[str, object]) -> None:
+    before = change(PRESETS["bamboo-p3"].question, notice_s=0.0, checkpoint_every_s=600.0)
+    slow = msgspec.structs.replace(EVERSTEP, phases=msgspec.structs.replace(EVERSTEP.phases, restore_s=30.0))
+    without = ask(before, slow).shares
+    assert without["redo"] + without["restore"] > 0.3
+    shares = ask(change(before, snapshot_every_s=5.0, snapshot_cost_s=0.1, **where), slow).shares
+    assert shares["redo"] + shares["restore"] < 0.03
 
 
 def test_with_replica_groups_the_others_never_stop(tmp_path: Path) -> None:

@@ -210,6 +210,18 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
     "--checkpoint-cost-s", type=click.FloatRange(min=0), help="Seconds that training pauses per checkpoint."
 )
 @click.option(
+    "--snapshot-every-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds between snapshots in memory.",
+)
+@click.option(
+    "--snapshot-cost-s", type=click.FloatRange(min=0), help="Seconds that training pauses per snapshot."
+)
+@click.option("--snapshot-copies", type=click.IntRange(min=0), help="Other hosts that have each host's part.")
+@click.option(
+    "--replicated/--no-replicated", default=None, help="Every host has the whole state, as with DDP."
+)
+@click.option(
     "--mtbf", "mtbf_h", type=click.FloatRange(min=0, min_open=True), help="Hours between failures of a host."
 )
 @click.option("--host-share", type=click.FloatRange(0, 1), help="Share of the failures that cost the host.")
@@ -233,6 +245,9 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
     "--restore-s", type=click.FloatRange(min=0), help="Seconds to load a checkpoint, for every policy."
 )
 @click.option(
+    "--restore-memory-s", type=click.FloatRange(min=0), help="Seconds to restore a snapshot from memory."
+)
+@click.option(
     "--full-restart-s",
     type=click.FloatRange(min=0),
     help="Seconds that the other policy takes to start all workers.",
@@ -253,6 +268,7 @@ def simulate(
     start_s: float | None,
     full_restart_s: float | None,
     restore_s: float | None,
+    restore_memory_s: float | None,
     **given: Any,
 ) -> None:
     """What will the goodput be, on this cluster, with these failures?
@@ -271,7 +287,13 @@ def simulate(
             click.echo(f"{name}: {known.about}\n    {known.source}")
         return
     question = _question(preset, {name: value for name, value in given.items() if value is not None})
-    phases = {"detect_s": detect_s, "prepare_s": prepare_s, "start_s": start_s, "restore_s": restore_s}
+    phases = {
+        "detect_s": detect_s,
+        "prepare_s": prepare_s,
+        "start_s": start_s,
+        "restore_s": restore_s,
+        "restore_memory_s": restore_memory_s,
+    }
     chosen = [_policy(name, phases, full_restart_s) for name in policies or ("everstep", "full-restart")]
     try:
         answers = []
@@ -280,7 +302,7 @@ def simulate(
                 answers.append(ask(question, policy, moved))
         found = []
         if advice:
-            with _bar(5, "what might be better", hidden=as_json) as moved:
+            with _bar(7, "what might be better", hidden=as_json) as moved:
                 tried = iter(range(1, 100))
                 found = advise(question, chosen[0], answers[0], lambda: moved(next(tried)))
         if plot_to is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from everstep.control import commands as c, events as e
@@ -15,6 +15,7 @@ from everstep.driver.outcome import DriverOutcome
 from everstep.driver.pump import Pump
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
+from everstep.identity import WorkerId
 from everstep.journal import records
 from everstep.journal.history import History
 from everstep.journal.lease import Lease
@@ -43,6 +44,8 @@ class DrivenRun:
         self._pump: Pump | None = None
         self._recorded: Callable[[c.Record], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._progress: dict[WorkerId, e.Reported] = {}
+        """How far workers have come, which the controller is told before anything else."""
 
     def connect(
         self,
@@ -71,9 +74,27 @@ class DrivenRun:
 
     def emit(self, event: e.Event) -> None:
         """Give the controller an event, and do what it says."""
+        self._put(*self._take_progress(), event)
+
+    def emit_progress(self, event: e.Reported) -> None:
+        """A worker has come so far, and there is no more to say of it. The controller gets this before any
+        other event, at the end of this turn of the loop at the latest: one for all that is said until then.
+        """
+        if not self._progress:
+            asyncio.get_running_loop().call_soon(lambda: self._put(*self._take_progress()))
+        worker = WorkerId(event.epoch, event.generation, event.rank)
+        self._progress.pop(worker, None)  # in order of their times
+        self._progress[worker] = event
+
+    def _take_progress(self) -> Iterable[e.Reported]:
+        taken, self._progress = self._progress, {}
+        return taken.values()
+
+    def _put(self, *events: e.Event) -> None:
         assert self._pump is not None, "a driver connects its parts before it drives"
         try:
-            self._pump.put(event)
+            for event in events:
+                self._pump.put(event)
         except BaseException as error:  # a bug: stop with its cause rather than go on with half a decision
             self.outcome.breaks(error)
 

@@ -27,6 +27,7 @@ class _Batch:
 
     before: int
     """The last report that it has been told of."""
+    with_metrics: list[words.Report] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
@@ -35,8 +36,16 @@ class _Batch:
     earlier: int = 0
     """The last that was made before this driver ran; 0: none was."""
 
+    @property
+    def says_more(self) -> bool:
+        """Than how far the worker has come."""
+        return bool(self.owed or self.parts or self.taken or self.taking or self.restore_s)
+
     def add(self, report: words.Report, settled: Collection[int]) -> None:
-        self.restore_s = max(self.restore_s, report.restore_s)
+        if not report.silent:
+            self.with_metrics.append(report)
+        if report.restore_s > self.restore_s:
+            self.restore_s = report.restore_s
         if report.owed and report.index not in settled:
             self.owed.append(report.index)
         if report.taken:
@@ -75,25 +84,26 @@ class FromWorkers:
         stream = self._workers.streams.get(key)
         if stream is None:
             return  # of an incarnation that is over
+        pace, now = self._workers.pace, self._run.clock.now()
         batch = _Batch(stream.upto)
         for word in stream.feed(message.data):
-            if isinstance(word, words.Report | words.SnapshotTaken | words.StallTold):
-                self._workers.pace.heard(
-                    message.epoch, stream, word, self._workers.current, self._run.clock.now()
-                )
             match word:
-                case words.Report():
+                case words.Report():  # there are far more of these than of all else
+                    pace.reported(message.rank, word, now)
                     batch.add(word, stream.settled)
                     if stream.behind:
                         self._look_when(stream, word, batch)
-                    batch.parts += self._news(stream, word.part)
-                    self._add_metrics(key, stream, word)
+                    if word.part is not None:
+                        batch.parts += self._news(stream, word.part)
+                    if word.silent and stream.assignment.group_rank == 0:
+                        self._workers.metrics.add_silent(stream, word.index, word.metrics)
                 case words.PartDone():
                     batch.parts += self._news(stream, word.part)
                 case words.SnapshotTaken():
+                    pace.cadence.taken(message.rank, word.copy_s, word.whole_s)
                     batch.taken.append(word.index)
                 case words.StallTold():
-                    pass
+                    pace.stalled(message.epoch, stream, word, self._workers.current(), now)
                 case _:
                     # What came before must be known before what comes now: a return, a failure, a question.
                     self._tell_reports(key, stream, batch)
@@ -110,31 +120,31 @@ class FromWorkers:
         else:
             stream.behind = False
 
-    def _news(self, stream: WorkerStream, part: Part | None) -> list[Part]:
+    def _news(self, stream: WorkerStream, part: Part) -> list[Part]:
         """What was committed or given up before isn't any, also where the journal has lost that."""
-        if part is None or part.index in stream.settled or part.folder in self._run.history.checkpoints:
+        if part.index in stream.settled or part.folder in self._run.history.checkpoints:
             return []
         return [part]
 
-    def _add_metrics(self, key: WorkerId, stream: WorkerStream, report: words.Report) -> None:
+    def _add_metrics(self, key: WorkerId, stream: WorkerStream, reports: list[words.Report]) -> None:
         epoch, generation, rank = key
-        if report.silent:
-            if stream.assignment.group_rank == 0:
-                self._workers.metrics.add_silent(stream, report.index, report.metrics)
-            return
         if stream.assignment.group_rank == 0:
-            self._workers.metrics.add(self._run.controller.epoch, stream, report.index, report.metrics)
+            self._workers.metrics.add(self._run.controller.epoch, stream, reports)
         if self._run.job.wants_all_metrics:
             of = Incarnation(epoch, stream.assignment.group_id, generation)
-            self._run.observer.reported(of, rank, report.index, report.metrics)
+            for report in reports:
+                self._run.observer.reported(of, rank, report.index, report.metrics)
 
     def _tell_reports(self, key: WorkerId, stream: WorkerStream, batch: _Batch) -> None:
+        if batch.with_metrics:
+            self._add_metrics(key, stream, batch.with_metrics)
         if stream.upto == batch.before and not batch.parts and not batch.taken:
             return
         epoch, generation, rank = key
         news = NewReports(self._workers.metrics.newest(stream), batch.earlier)
         self._run.observer.progress(rank, epoch, stream.upto, news)
-        self._run.emit(
+        emit = self._run.emit if batch.says_more else self._run.emit_progress
+        emit(
             e.Reported(
                 at=self._run.clock.now(),
                 epoch=epoch,

@@ -51,6 +51,8 @@ class Incoming:
         self._run.emit(e.ReservationFailed(at=self._run.clock.now(), reservation=reservation, reason=reason))
 
     def on_lost(self, host: HostId, failure: Failure) -> None:
+        if self.left is not None:
+            self.left.lost(host)
         self._run.emit(e.HostLost(at=self._run.clock.now(), host=host, failure=failure))
 
     def on_trouble(self, line: str) -> None:
@@ -61,6 +63,8 @@ class Incoming:
 
     def on_message(self, host: HostId, message: wire.AnyFromAgent) -> None:
         if self.left is not None:
+            if isinstance(message, wire.Status):
+                self._check_lease(host, message.lease)
             self.left.hear(host, message)
             return
         match message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +74,7 @@ class Job:
             deadlines=self.run.deadlines,
         )
 
-    def ask(self, lease: int, journal: str) -> EngineRequest:
+    def ask(self, lease: int, journal: str, left: Iterable[HostId]) -> EngineRequest:
         """As an engine needs it."""
         address = self.store.address()
         return EngineRequest(
@@ -87,6 +88,7 @@ class Job:
             self.scaling.wanted,
             self.run.worker_runtime_env,
             journal,
+            frozenset(left),
         )
 
     def preparation(self, lease: int, engine: Engine) -> wire.Prepare:

@@ -81,9 +81,12 @@ class Driver:
         run.spawn(run.house.keep_short())
         run.spawn(self._stopping.stop_on_request())
         try:
-            ask = run.job.ask(run.precedence, run.history.run_id)
-            await run.engine.open(self._incoming, ask)
-            await self._open()
+            left = (place.host for place in run.history.places.values())
+            ask = run.job.ask(run.precedence, run.history.run_id, left)
+            await self.outcome.unless_over(run.engine.open(self._incoming, ask))
+            if not self.outcome.over.is_set():
+                await self._open()
+                run.engine.count_silence()
             run.spawn(validations.keep_validating())
             await self.outcome.over.wait()
             if self.outcome.is_finished and (stopped := await validations.finish()):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from everstep.control import commands as c
 from everstep.errors import EverstepError, FencedError
@@ -48,6 +49,19 @@ class DriverOutcome:
     def breaks(self, error: BaseException) -> None:
         self.broken = error
         self.over.set()
+
+    async def unless_over(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for this, but not when the run has ended: somebody has stopped it."""
+        task, over = asyncio.ensure_future(work), asyncio.ensure_future(self.over.wait())
+        try:
+            await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            is_late = task.cancel()
+        if is_late:
+            await asyncio.wait({task})
+        else:
+            task.result()
 
     def call(self, work: Callable[[], None]) -> None:
         """On the driver's loop, from any thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from everstep.driver.stalls import Stalls
 from everstep.driver.states import SnapshotCadence
@@ -32,25 +32,21 @@ class WorkerPace:
         self.cadence.adopt()
         self.stragglers.begin(epoch, [stream.assignment for stream in streams], set(), now, named)
 
-    def heard(
+    def reported(self, rank: int, report: words.Report, now: float) -> None:
+        self.cadence.reported(rank, report.index, report.copy_s, now)
+        if report.pace is not None:
+            self.stragglers.paced(rank, report.index, report.pace, now)
+
+    def stalled(
         self,
         epoch: int,
         stream: WorkerStream,
-        word: words.Report | words.SnapshotTaken | words.StallTold,
-        peers: Callable[[], list[WorkerStream]],
+        word: words.StallTold,
+        peers: Iterable[WorkerStream],
         now: float,
     ) -> None:
         """``peers``: all that there are, in whatever replica group."""
-        rank = stream.assignment.rank
-        match word:
-            case words.Report():
-                self.cadence.reported(rank, word.index, word.copy_s, now)
-                if word.pace is not None:
-                    self.stragglers.paced(rank, word.index, word.pace, now)
-            case words.SnapshotTaken():
-                self.cadence.taken(rank, word.copy_s, word.whole_s)
-            case words.StallTold():
-                number = stream.assignment.group_id
-                others = [p.upto for p in peers() if p is not stream and p.assignment.group_id == number]
-                of = Incarnation(epoch, number, stream.generation)
-                self.stalls.heard(of, word.index, word.seconds, now, others)
+        number = stream.assignment.group_id
+        others = [p.upto for p in peers if p is not stream and p.assignment.group_id == number]
+        of = Incarnation(epoch, number, stream.generation)
+        self.stalls.heard(of, word.index, word.seconds, now, others)

@@ -6,13 +6,14 @@ of its history, in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from everstep.driver.streams import WorkerStream
 from everstep.identity import Incarnation
 from everstep.journal import records
+from everstep.protocol import words
 from everstep.protocol.metrics import NO_METRICS
 
 
@@ -42,18 +43,21 @@ class RunMetrics:
         self._reported.clear()
         self._with_last_state.clear()
 
-    def add(self, epoch: int, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
+    def add(self, epoch: int, stream: WorkerStream, reports: Iterable[words.Report]) -> None:
+        """What one worker has reported, in order."""
         of = (stream.assignment.group_id, stream.generation)
+        whose, speaks = Incarnation(epoch, *of), of[0] == self.speaker
         known = self._reported.setdefault(of, {})
-        if index in known:
-            return  # told again, and in the journal already
-        known[index] = metrics
-        if of[0] == self.speaker:
-            whose = Incarnation(epoch, *of)
-            if (whose, index) != (self._of, self._first + len(self._waiting)):
-                self.flush()
-                self._of, self._first = whose, index
-            self._waiting.append(metrics)
+        for report in reports:
+            index = report.index
+            if index in known:
+                continue  # told again, and in the journal already
+            known[index] = report.metrics
+            if speaks:
+                if whose != self._of or index != self._first + len(self._waiting):
+                    self.flush()
+                    self._of, self._first = whose, index
+                self._waiting.append(report.metrics)
 
     def add_silent(self, stream: WorkerStream, index: int, metrics: msgspec.Raw) -> None:
         """A report that is no row: what it saves is of the one before, and so are its metrics."""

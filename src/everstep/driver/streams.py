@@ -92,10 +92,10 @@ class WorkerStream:
         """The words that are complete now. Each is accounted for before the next is given."""
         for body in self._frames.feed(data):
             word = words.from_worker.decode(body)
-            self._note(word)
-            self._offset += 4 + len(body)
             match word:
-                case words.Report():
+                case words.Report():  # there are far more of these than of all else
+                    if word.part is not None or word.owed:
+                        self._keep(index=word.index)
                     self._heard.upto = word.index
                     if word.bound:
                         self.bound.add(word.index)
@@ -109,22 +109,20 @@ class WorkerStream:
                     self.bound.discard(word.index)
                 case words.Joined():
                     self._heard.joined = True
-                case words.Ask() if word.turn:
-                    self._heard.turn = word.turn
+                case words.Ask():
+                    self._keep(seq=word.seq)
+                    if word.turn:
+                        self._heard.turn = word.turn
+                case words.Returned() | words.Raised():
+                    self._keep()
                 case _:
                     pass
+            self._offset += 4 + len(body)
             yield word
 
-    def _note(self, word: words.AnyFromWorker) -> None:
-        match word:
-            case words.Report() if word.part is not None or word.owed:
-                self._open.append(_Open(self._offset, self._summary(), index=word.index))
-            case words.Ask():
-                self._open.append(_Open(self._offset, self._summary(), seq=word.seq))
-            case words.Returned() | words.Raised():
-                self._open.append(_Open(self._offset, self._summary()))
-            case _:
-                pass
+    def _keep(self, index: int = 0, seq: int = 0) -> None:
+        """The frame that begins here, which nothing that is known takes account of yet."""
+        self._open.append(_Open(self._offset, self._summary(), index, seq))
 
     def _summary(self) -> Summary:
         return msgspec.structs.replace(self._heard, settled=())

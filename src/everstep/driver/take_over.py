@@ -12,7 +12,7 @@ import msgspec
 from everstep.control.events import Adopted, Remains
 from everstep.deadlines import Deadlines
 from everstep.driver.streams import WorkerStream
-from everstep.engine.base import Engine
+from everstep.engine.base import Engine, waits_for
 from everstep.health import survivors
 from everstep.health.survivors import LeftWorker, Survivors
 from everstep.identity import WorkerId
@@ -48,6 +48,8 @@ class TakeOver:
         self.lighthouse: tuple[HostId, str] | None = None
         """Who has it, and where it is."""
         self._untold = set(hosts)
+        self._lost: set[HostId] = set()
+        """Hosts that have been lost meanwhile."""
         self._listed: set[HostId] = set()
         """Hosts whose inventory has come, though not yet all that they tell again."""
         self._held: dict[tuple[HostId, WorkerId], wire.Held] = {}
@@ -72,8 +74,18 @@ class TakeOver:
                 self._told.append((host, message))
         self._changed.set()
 
+    def lost(self, host: HostId) -> None:
+        self._lost.add(host)
+        self.stopping = {which for which in self.stopping if which[0] != host}
+        self._changed.set()
+
+    @property
+    def awaited(self) -> set[HostId]:
+        """Hosts that may still tell what they have."""
+        return self._untold - self._lost
+
     def told(self) -> bool:
-        return not self._untold
+        return not self.awaited
 
     def stopped(self) -> bool:
         return not self.stopping
@@ -156,7 +168,7 @@ class TakeOver:
         """What can be restored from the memory of these hosts although no worker is kept."""
         slices = survivors.slices_to_restore(
             self.chosen,
-            self.hosts,
+            {*self.hosts} - self._lost,
             slice_of,
             with_snapshots={copy.host for copy in self._copies},
             still_ending=self.stubborn,
@@ -164,7 +176,8 @@ class TakeOver:
         if not slices:
             return None
         places = tuple((worker.rank, worker.host) for worker in self.chosen.everybody)
-        return Remains(slices, places, tuple(self._copies))
+        copies = tuple(copy for copy in self._copies if slice_of.get(copy.host) in slices)
+        return Remains(slices, places, copies)
 
     # ------------------------------------------------------------------ what the driver goes on with
 
@@ -225,7 +238,10 @@ async def ask_agents(
     """
     for host in left.hosts:
         engine.claim(host)
-    await left.wait(left.told, limits.heartbeat_timeout_s)
+    await left.wait(left.told, min(limits.heartbeat_timeout_s, limits.take_over_s))
+    if not left.told() and limits.take_over_s > limits.heartbeat_timeout_s:
+        say(waits_for(left.awaited, limits))
+        await left.wait(left.told, limits.take_over_s - limits.heartbeat_timeout_s)
     left.choose()
     why_not = left.why_not()
     if why_not:
@@ -235,9 +251,10 @@ async def ask_agents(
         left.stopping.add((host, epoch, generation))
         engine.send(host, wire.Stop(lease, epoch, generation, ranks, 0.0))
     await left.wait(left.stopped, limits.kill_s)
-    if left.remains(slices()) is None:
-        for host in left.hosts:
-            if host not in left.chosen.kept_hosts:
-                engine.unclaim(host)
-        for host in sorted(left.stubborn - left.chosen.kept_hosts):
-            engine.retire(host)
+    there, remains = slices(), left.remains(slices())
+    in_memory = remains.slices if remains is not None else ()
+    given_up = {host for host in left.hosts if there.get(host) not in in_memory} - left.chosen.kept_hosts
+    for host in sorted(given_up):
+        engine.unclaim(host)
+    for host in sorted(given_up & (left.stubborn | left.awaited)):
+        engine.retire(host)

@@ -6,7 +6,7 @@ and the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ class EngineRequest:
     """What the user wants of the workers' environment, for engines that can make one."""
     journal: str = ""
     """The id of the run's journal, which leases are numbered in. After it was removed, it is another one."""
+    left: frozenset[HostId] = frozenset()
+    """Hosts on which an earlier driver may have left workers: an answer of their agents is worth a wait."""
 
     @property
     def holder(self) -> str:
@@ -123,6 +125,12 @@ class Engine(Protocol):
         """Hosts that an earlier driver of this run left behind."""
         ...
 
+    def count_silence(self) -> None:
+        """What was left behind has been taken over: from now on, a host that is silent for too long is lost.
+        Before, it is not while its agent is known to live.
+        """
+        ...
+
     def claim(self, host: HostId) -> None:
         """Take over a host that this run holds already; its agent then reports what it has."""
         ...
@@ -166,6 +174,14 @@ class Engine(Protocol):
     async def close(self, *, keep_hosts: bool) -> None:
         """Let go of everything. ``keep_hosts``: another driver has them now."""
         ...
+
+
+def waits_for(hosts: Iterable[HostId], limits: Deadlines) -> str:
+    """For the user, where agents that an earlier driver left are slow to answer."""
+    return (
+        f"waiting for an answer from {', '.join(sorted(hosts))}, where an earlier driver left workers "
+        f"(at most {limits.take_over_s:g} s: Deadlines.take_over_s)"
+    )
 
 
 def not_taken_over(why: str) -> str:

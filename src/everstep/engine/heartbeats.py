@@ -31,7 +31,9 @@ class Heartbeats:
         self._last.pop(host, None)
 
     async def run(self) -> None:
+        """Silence before this call doesn't count."""
         before = time.monotonic()
+        self._last = dict.fromkeys(self._last, before)
         while True:
             await asyncio.sleep(self._interval)
             now = time.monotonic()

@@ -121,6 +121,10 @@ def best_interval_s(question: ForecastQuestion, answer: ForecastAnswer) -> float
     return max(question.step_s, math.sqrt(2.0 * question.checkpoint_cost_s * between_s))
 
 
+_SNAPSHOT_SHARE = 0.02
+"""Of training. As much as Everstep lets snapshots take by default."""
+
+
 def _neighbours(
     question: ForecastQuestion, answer: ForecastAnswer
 ) -> list[tuple[str, str, ForecastQuestion]]:
@@ -132,6 +136,14 @@ def _neighbours(
         changed = change(question, checkpoint_every_s=every)
         what = f"a checkpoint every {every:g} s (Young's rule)"
         found.append((what, f"--checkpoint-every-s {every:g}", changed))
+    if question.snapshot_every_s is None:
+        every = float(f"{question.snapshot_cost_s / _SNAPSHOT_SHARE or question.step_s:.2g}")
+        what = f"a snapshot in memory every {every:g} s"
+        found.append((what, f"--snapshot-every-s {every:g}", change(question, snapshot_every_s=every)))
+    elif not question.replicated:
+        copies = question.snapshot_copies + 1
+        what = f"{copies} copies of each snapshot"
+        found.append((what, f"--snapshot-copies {copies}", change(question, snapshot_copies=copies)))
     if question.trace is None:
         for spares in sorted({question.spares + 1, question.spares + 4, 2 * question.spares} - {0}):
             if spares > question.spares:

@@ -134,8 +134,9 @@ class TimedCommands:
     def _restore(self, command: c.GroupStarted) -> None:
         self._figures.restarts[command.rung] += 1
         crews, now = [self._crews[group] for group, _ in command.generations], self._clock.now
-        self._crews.restore(crews, now)
-        self._clock.after(self._phases.restore_s, partial(self._train, crews, now))
+        from_memory = self._crews.restore(crews, now)
+        seconds = self._phases.restore_memory_s if from_memory else self._phases.restore_s
+        self._clock.after(seconds, partial(self._train, crews, now))
 
     def _train(self, crews: list[Crew], since: float) -> None:
         self._crews.train(crews, since, self._clock.now)

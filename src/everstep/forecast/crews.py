@@ -14,8 +14,9 @@ from everstep.control.group import Group
 from everstep.control.restart import Restart
 from everstep.control.table import Phase
 from everstep.forecast.figures import Figures
+from everstep.forecast.memory import HeldSnapshots
 from everstep.forecast.places import Places
-from everstep.forecast.training import Cadence, Stretch
+from everstep.forecast.training import Cadence, Stopped, Stretch
 from everstep.goodput import Category
 from everstep.topology.slices import HostId
 
@@ -52,12 +53,15 @@ class Crew(TimeSheet):
         self.turn(Category.STEP, now)
         self.stretch = Stretch(cadence, now, self.hosts)
 
-    def cut_off(self, now: float, kept: bool) -> None:
+    def cut_off(self, now: float, kept: bool, host_lost: bool = False) -> Stopped | None:
         """End its stretch, if it trains. ``kept``: the steps since the last checkpoint aren't lost."""
-        if self.stretch is not None:
-            self._figures.lost_s += self.stretch.cut_off(now, self._figures.ledger, kept)
-            self.stretch = None
-            self.category, self.since = Category.RESTART, now
+        if self.stretch is None:
+            return None
+        stopped = self.stretch.cut_off(now, self._figures.ledger, kept, host_lost)
+        self._figures.lost_s += stopped.lost_s
+        self.stretch = None
+        self.category, self.since = Category.RESTART, now
+        return stopped
 
 
 class Crews:
@@ -69,6 +73,7 @@ class Crews:
         self._cadence = cadence
         self._figures = figures
         self._by_group: dict[int, Crew] = {}
+        self._snapshots = HeldSnapshots(figures)
         self._absent = TimeSheet(hosts_wanted, Category.RESTART, 0.0, figures)
         self._stages: dict[int, Phase] = {}
         """The stage that each restart was last seen in, by its key."""
@@ -97,7 +102,7 @@ class Crews:
 
     def _begin_attempt(self, world_size: int, unplaced: Iterable[Group], now: float) -> None:
         for crew in self:
-            crew.cut_off(now, kept=False)
+            self._cut_off(crew, now, kept=False)
             crew.turn(Category.RESTART, now)
         self._absent.turn(Category.WAITING, now)
         self._absent.hosts = self._hosts_wanted - world_size
@@ -106,9 +111,13 @@ class Crews:
             for group in unplaced
         }
 
-    def restore(self, crews: Iterable[Crew], now: float) -> None:
+    def restore(self, crews: Iterable[Crew], now: float) -> bool:
+        """Returns whether all of them have their state from memory."""
+        from_memory = True
         for crew in crews:
             crew.turn(Category.RESTORE, now)
+            from_memory &= self._snapshots.restores(crew.group)
+        return from_memory
 
     def train(self, crews: Iterable[Crew], since: float, now: float) -> None:
         """These crews, which began to restore at ``since``, train from now on; except those that were stopped
@@ -120,14 +129,22 @@ class Crews:
         if all(crew.stretch is not None for crew in self):
             self._figures.all_train(now)
 
-    def stall(self, crew: Crew, now: float) -> None:
+    def _cut_off(self, crew: Crew, now: float, kept: bool, host_lost: bool = False) -> None:
+        stopped = crew.cut_off(now, kept, host_lost)
+        if stopped is not None:
+            self._snapshots.stopped(crew.group, stopped, self.places.assignments(crew.group))
+
+    def host_lost(self, host: HostId) -> None:
+        self._snapshots.host_lost(host)
+
+    def stall(self, crew: Crew, now: float, host_lost: bool) -> None:
         """One of its workers is gone: the others wait for it, in a collective or to restore, until that is
         noticed.
 
         Its steps since the last checkpoint are lost only if no other replica group trains on with them.
         """
         kept = any(other.stretch is not None for other in self if other is not crew)
-        crew.cut_off(now, kept)
+        self._cut_off(crew, now, kept, host_lost)
         crew.turn(Category.DETECT, now)
 
     def stop(self, groups: Iterable[int], now: float) -> None:
@@ -135,7 +152,7 @@ class Crews:
             crew = self[group]
             if crew.stretch is not None:
                 self._figures.interrupted(now)
-                crew.cut_off(now, kept=False)
+                self._cut_off(crew, now, kept=False)
             else:
                 crew.turn(Category.RESTART, now)
 

@@ -39,7 +39,14 @@ class Forecast:
         self._clock = clock = VirtualTime()
         self._controller = controller = Controller(_settings(question, policy))
         views, self._outages = cluster(question)
-        cadence = Cadence(question.step_s, question.checkpoint_every_s, question.checkpoint_cost_s)
+        cadence = Cadence(
+            question.step_s,
+            question.checkpoint_every_s,
+            question.checkpoint_cost_s,
+            (question.snapshot_every_s or 0.0) if policy.snapshots else 0.0,
+            question.snapshot_cost_s,
+            None if question.replicated else question.snapshot_copies,
+        )
         self._crews = crews = Crews(question.hosts, cadence, figures)
         checkpoints = CrewCheckpoints(
             cadence, policy.checkpoints_on_demand, crews, figures.ledger, clock, self._emit

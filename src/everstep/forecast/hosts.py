@@ -73,7 +73,7 @@ class ModelledHosts:
         if crew is None or crew.stretch is None:
             return
         self._figures.worker_failures += 1
-        self._stall(crew)
+        self._stall(crew, host_lost=False)
         rank = self._crews.places.rank_on(host)
         epoch, _, generation = self._crews.places.incarnation(crew.group)
         failure = Failure(Kind.EXCEPTION, self._clock.now, "a worker died", rank=rank, host=host)
@@ -89,19 +89,20 @@ class ModelledHosts:
         crew = self._crews.on(host)
         if crew is not None:
             self._figures.host_failures += 1
-            self._stall(crew)
+            self._stall(crew, host_lost=True)
+        self._crews.host_lost(host)
         failure = Failure(Kind.HOST_LOST, self._clock.now, "the host is gone", host=host)
         seen = self._clock.now + self._policy.phases.detect_host_s
         self._clock.at(seen, partial(self._emit, e.HostLost(at=seen, host=host, failure=failure)))
 
-    def _stall(self, crew: Crew) -> None:
+    def _stall(self, crew: Crew, host_lost: bool) -> None:
         """It stops, if it trains or restores."""
         if crew.stretch is not None:
             self._figures.interrupted(self._clock.now)
             # Before it is cut off: what it had saved by now counts.
             self._checkpoints.report(crew)
         if crew.stretch is not None or crew.category is Category.RESTORE:
-            self._crews.stall(crew, self._clock.now)
+            self._crews.stall(crew, self._clock.now, host_lost)
 
     def _return(self, host: HostId) -> None:
         view = self._views.get(host) or lone_host(host)

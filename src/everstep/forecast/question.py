@@ -22,6 +22,10 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     """From the command to start workers until all are ready, on prepared hosts."""
     restore_s: float
     """From ready to the first new step: loading the checkpoint."""
+    restore_memory_s: float = 1.0
+    """The same where the state comes from memory: 4.4 GB on an H200 took 0.4 s for CUDA, 0.5 s to register
+    the memory, and 0.1 s to copy.
+    """
 
 
 MEASURED = Phases(
@@ -44,6 +48,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a preemption notice leads to a checkpoint and a move; otherwise it is ignored."""
     checkpoints_on_demand: bool = True
     """Whether workers make a checkpoint when asked before a move; otherwise that waits for the next one."""
+    snapshots: bool = True
+    """Whether snapshots in memory are taken, if the question has any."""
 
 
 EVERSTEP = Policy(name="everstep", phases=MEASURED)
@@ -52,6 +58,7 @@ FULL_RESTART = Policy(
     phases=MEASURED_FULL_RESTART,
     heeds_notices=False,
     checkpoints_on_demand=False,
+    snapshots=False,
 )
 POLICIES = {policy.name: policy for policy in (EVERSTEP, FULL_RESTART)}
 
@@ -72,6 +79,14 @@ class ForecastQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Of training, between the end of one checkpoint and the start of the next."""
     checkpoint_cost_s: float = 5.0
     """Seconds that training pauses per checkpoint."""
+    snapshot_every_s: float | None = None
+    """Of training, between two snapshots of the state in the hosts' memory; None: none are taken."""
+    snapshot_cost_s: float = 0.1
+    """Seconds that training pauses per snapshot."""
+    snapshot_copies: int = 1
+    """How many other hosts have a copy of each host's part."""
+    replicated: bool = False
+    """Every host has the whole state, as with DDP: nothing has to be copied to others."""
     mtbf_h: float | None = 5000.0
     """Mean time between failures of one host; None: no failures. Not used with a trace."""
     host_share: float = 0.78

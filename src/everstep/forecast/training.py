@@ -12,17 +12,55 @@ from everstep.goodput import Category
 
 
 class Cadence(msgspec.Struct, frozen=True):
-    """How long a step takes, and how often a checkpoint is made."""
+    """How long a step takes, and how often a checkpoint and a snapshot are made."""
 
     step_s: float
     every_s: float
-    """Of training between two checkpoints."""
+    """Of training between two checkpoints, snapshots included."""
     cost_s: float
     """How long training pauses for one."""
+    snapshot_every_s: float = 0.0
+    """Of training between two snapshots in memory; 0: none are taken."""
+    snapshot_cost_s: float = 0.0
+    copies: int | None = 1
+    """How many other hosts have a copy of each host's part; None: each has the whole."""
 
     @property
     def cycle_s(self) -> float:
         return self.every_s + self.cost_s
+
+    @property
+    def snapshot_cycle_s(self) -> float:
+        return self.snapshot_every_s + self.snapshot_cost_s if self.snapshot_every_s else 0.0
+
+    @property
+    def paused(self) -> float:
+        """The share of training, without checkpoints, that goes into snapshots."""
+        return self.snapshot_cost_s / self.snapshot_cycle_s if self.snapshot_every_s else 0.0
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """How a stretch ended."""
+
+    cadence: Cadence
+    hosts: int
+    saved: float
+    """The time of the newest checkpoint."""
+    safe: float
+    """And that of what is still known, in memory or there."""
+    lost_s: float = 0.0
+    """Seconds of steps after that."""
+
+    @property
+    def in_memory(self) -> bool:
+        return self.cadence.snapshot_every_s > 0
+
+    def lose_snapshot(self, ledger: PiecewiseLedger) -> float:
+        """Steps that only memory held must be done again. Returns how many seconds of them."""
+        share = 1.0 - self.cadence.paused
+        again = {Category.STEP: -share, Category.REDO: share}
+        ledger.charge_mixed(again, self.hosts, self.saved, self.safe)
+        return self.safe - self.saved
 
 
 class Stretch:
@@ -52,7 +90,8 @@ class Stretch:
             return
         end = self.kept + cycles * self.cadence.cycle_s
         # One charge for all of them: the share of stalls is the same all over the stretch.
-        self._charge_mixed(ledger, self.kept, end, self.cadence.cost_s / self.cadence.cycle_s)
+        stalls = self.cadence.cost_s + self.cadence.every_s * self.cadence.paused
+        self._charge_mixed(ledger, Category.STEP, self.kept, end, stalls / self.cadence.cycle_s)
         self.kept = end
         self.saved += cycles
         self.unreported = True
@@ -70,23 +109,32 @@ class Stretch:
 
     def saved_until(self, now: float, ledger: PiecewiseLedger) -> None:
         """The checkpoint that was made out of turn is committed now."""
-        ledger.charge(Category.STEP, self.hosts, self.kept, now - self.cadence.cost_s)
+        saves = now - self.cadence.cost_s
+        self._charge_mixed(ledger, Category.STEP, self.kept, saves, self.cadence.paused)
         ledger.charge(Category.CHECKPOINT, self.hosts, max(self.kept, now - self.cadence.cost_s), now)
         self.kept = now
         self.saved += 1
         self.unreported = True
 
-    def cut_off(self, now: float, ledger: PiecewiseLedger, kept: bool) -> float:
-        """It ends here. Returns the seconds of steps that are lost: those since the last checkpoint, or none
-        if they are ``kept``.
+    def cut_off(self, now: float, ledger: PiecewiseLedger, kept: bool, host_lost: bool = False) -> Stopped:
+        """It ends here. Lost are the steps since the last checkpoint or snapshot, or none if they are
+        ``kept``. Where a host was lost, not all copies of its newest snapshot were made yet.
         """
         self.catch_up(now, ledger)
         stepped = min(now, self.kept + self.cadence.every_s)
-        ledger.charge(Category.STEP if kept else Category.REDO, self.hosts, self.kept, stepped)
+        safe = stepped if kept else self._safe(stepped, host_lost and self.cadence.copies is not None)
+        self._charge_mixed(ledger, Category.STEP, self.kept, safe, self.cadence.paused)
+        self._charge_mixed(ledger, Category.REDO, safe, stepped, self.cadence.paused)
         ledger.charge(Category.CHECKPOINT, self.hosts, stepped, now)
-        return 0.0 if kept else max(0.0, stepped - self.kept)
+        return Stopped(self.cadence, self.hosts, self.kept, safe, max(0.0, stepped - safe))
 
-    def _charge_mixed(self, ledger: PiecewiseLedger, since: float, until: float, stalls: float) -> None:
-        ledger.charge_mixed(
-            {Category.CHECKPOINT: stalls, Category.STEP: 1.0 - stalls}, self.hosts, since, until
-        )
+    def _safe(self, stepped: float, uncopied: bool) -> float:
+        cycle = self.cadence.snapshot_cycle_s
+        snapshots = int((stepped - self.kept + 1e-9) / cycle) if cycle else 0
+        return self.kept + max(0, snapshots - uncopied) * cycle
+
+    def _charge_mixed(
+        self, ledger: PiecewiseLedger, category: Category, since: float, until: float, stalls: float
+    ) -> None:
+        shares = {Category.CHECKPOINT: stalls, category: 1.0 - stalls} if stalls else {category: 1.0}
+        ledger.charge_mixed(shares, self.hosts, since, until)

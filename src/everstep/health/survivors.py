@@ -59,7 +59,7 @@ class Survivors(msgspec.Struct, frozen=True):
     unfit: tuple[tuple[Unfit, tuple[int, ...]], ...] = ()
     """The ranks that can't go on."""
     unanswered: tuple[HostId, ...] = ()
-    """Hosts that have not reported all that they have."""
+    """Hosts that have not told all that they have."""
     generations: tuple[tuple[int, int], ...] = ()
     """The last incarnation that was begun, by replica group, where one is known."""
 
@@ -78,9 +78,9 @@ def choose(
     begun: Mapping[tuple[int, int], int],
     unanswered: Collection[HostId],
 ) -> Survivors:
-    """``left``: what the agents have, in the order in which they reported it. ``last_epoch``: the last
-    attempt that was begun; workers of an earlier one were about to be ended. ``begun``: the last incarnation
-    that was begun, by attempt and replica group, of groups that were replaced.
+    """``left``: what the agents have, in the order in which they told it. ``last_epoch``: the last attempt
+    that was begun; workers of an earlier one were about to be ended. ``begun``: the last incarnation that was
+    begun, by attempt and replica group, of groups that were replaced.
     """
     everybody = [*left]
     workers = _newest(everybody)
@@ -119,7 +119,9 @@ def _newest(left: Iterable[LeftWorker]) -> list[LeftWorker]:
 def _unfit(
     workers: Sequence[LeftWorker], is_over: bool, generations: Mapping[int, int]
 ) -> dict[Unfit, set[int]]:
-    """Ranks that can't go on, regardless of the others. ``generations``: the last that were begun."""
+    """Ranks that can't go on by themselves, whatever becomes of others. ``generations``: the last that were
+    begun.
+    """
     ranks = {worker.rank for worker in workers}
     replaced = {w.rank for w in workers if w.generation < generations[w.place.group_id]}
     told = {worker.rank for worker in workers if worker.was_told_to_end and not worker.has_returned}
@@ -152,19 +154,19 @@ def _with_shared_slices(workers: Sequence[LeftWorker], broken: Collection[int]) 
 
 def slices_to_restore(
     survivors: Survivors,
-    asked: Collection[HostId],
+    there: Collection[HostId],
     slice_of: Mapping[HostId, SliceName],
     *,
     with_snapshots: Collection[HostId],
     still_ending: Collection[HostId],
 ) -> tuple[SliceName, ...]:
     """The slices that stay held because their hosts' memory can be restored from although no worker is kept:
-    those of all hosts that were ``asked``, or none. Only if each of these has reported what it has, their
-    workers have ended, and no other host shares their slices.
+    those of the hosts that are ``there``, have reported what they have, and have no worker left.
     """
-    if survivors.kept or survivors.unanswered or still_ending or not with_snapshots:
+    if survivors.kept:
         return ()
-    slices = {slice_of[host] for host in asked if host in slice_of}
-    if {host for host, name in slice_of.items() if name in slices} != {*asked}:
-        return ()
-    return tuple(sorted(slices))
+    ready = {*there}.difference(survivors.unanswered, still_ending)
+    spoilt = {name for host, name in slice_of.items() if host not in ready}
+    slices = {slice_of[host] for host in ready if host in slice_of} - spoilt
+    found = any(slice_of.get(host) in slices for host in with_snapshots)
+    return tuple(sorted(slices)) if found else ()

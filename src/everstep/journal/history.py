@@ -106,7 +106,7 @@ class History:
     notices: dict[str, RecordedNotice] = field(default_factory=dict)
     """Preemption notices that were not taken back, by slice."""
     places: dict[int, records.Place] = field(default_factory=dict)
-    """Where the workers of the last start were placed, by rank."""
+    """Where the workers of the last start were placed, by rank; nowhere, once the run has ended."""
     ledger: RunLedger = field(default_factory=RunLedger)
     """Where the time went."""
     stragglers: dict[tuple[int, ...], records.StragglerSeen] = field(default_factory=dict)
@@ -193,6 +193,7 @@ class History:
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case records.Closed():
                 self.outcome, self.message, self.value = record.outcome, record.message, record.value
+                self.places.clear()
             case GroupStarted() | PhaseChanged():
                 self.last_epoch = max(self.last_epoch, record.epoch)
             case records.StragglerSeen():

@@ -15,20 +15,29 @@ if TYPE_CHECKING:
     from everstep.worker.session import Session
 
 _session: Session | None = None
-_pid = 0
+_is_forked = False
+"""This process has been forked from the one whose session that is."""
 
 
 def enter(session: Session | None) -> None:
     """Make this the process's session."""
-    global _session, _pid
-    _session, _pid = session, os.getpid()
+    global _session, _is_forked
+    _session, _is_forked = session, False
     if session is not None:
         step_times.use(session.times)
 
 
 def session_here() -> Session | None:
     """Not in a process that a training function has forked."""
-    return _session if _pid == os.getpid() else None
+    return None if _is_forked else _session
+
+
+def _forked() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+os.register_at_fork(after_in_child=_forked)  # a call to ask for the process's number costs much more
 
 
 def context_here() -> TrainContext | None:

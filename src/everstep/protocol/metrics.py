@@ -16,16 +16,18 @@ _DEEPEST = 4
 _MOST_LEVELS = 100
 """That metrics are nested: whoever reads them has to follow."""
 _NESTS = (dict, list, tuple, set, frozenset)
+_PLAIN = frozenset((float, int, str))
+"""What nearly all metrics are: where there is nothing else, nothing is nested."""
 NO_METRICS = msgspec.Raw(msgspec.msgpack.encode({}))
 
 
-def encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
+def encode_metrics(metrics: dict[str, Any]) -> bytes:
     if not isinstance(metrics, dict):
         raise ConfigError(f"report(metrics) got {type(metrics).__name__}", "give it a dict", field="metrics")
-    if _is_too_deep(metrics):
+    if not _PLAIN.issuperset(map(type, metrics.values())) and _is_too_deep(metrics):
         raise _too_deep(next(key for key in metrics if _is_too_deep({key: metrics[key]})))
     try:
-        return msgspec.Raw(_encoder.encode(metrics))
+        return _encoder.encode(metrics)
     except RecursionError:  # by way of the user's own classes
         raise _too_deep(next(iter(metrics))) from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -43,15 +45,18 @@ def encode_metrics(metrics: dict[str, Any]) -> msgspec.Raw:
 
 def _is_too_deep(metrics: dict[Any, Any]) -> bool:
     """Also if it contains itself. Level by level, each container once: there may be many ways to one."""
-    level: dict[int, Any] = {id(metrics): metrics}
-    for _ in range(_MOST_LEVELS):
-        outer, level = level, {}
-        for found in outer.values():
-            inner = found.values() if isinstance(found, dict) else found
-            level |= {id(one): one for one in inner if isinstance(one, _NESTS)}
+    level = _containers(metrics)
+    for _ in range(_MOST_LEVELS - 1):
         if not level:
             return False
-    return True
+        once = {id(one): one for one in level}
+        level = [inner for one in once.values() for inner in _containers(one)]
+    return bool(level)
+
+
+def _containers(outer: Any) -> list[Any]:
+    inner = outer.values() if isinstance(outer, dict) else outer
+    return [one for one in inner if isinstance(one, _NESTS)]
 
 
 def _too_deep(key: object) -> ConfigError:

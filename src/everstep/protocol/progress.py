@@ -69,13 +69,14 @@ class Page:
     def __init__(self, fd: int = -1) -> None:
         self.fd = fd
         self._memory = mmap.mmap(fd, _SIZE)
-        self._words = memoryview(self._memory).cast("Q")
+        self.words = memoryview(self._memory).cast("Q")
+        """The fields."""
 
     def __getitem__(self, field: int) -> int:
-        return self._words[field]
+        return self.words[field]
 
     def __setitem__(self, field: int, value: int) -> None:
-        self._words[field] = value
+        self.words[field] = value
 
     @property
     def label(self) -> str:
@@ -104,7 +105,7 @@ class Page:
         return os.pread(self.fd, _MOST_STACKS, since).strip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
-        self._words.release()
+        self.words.release()
         self._memory.close()
         os.close(self.fd)
 
@@ -134,11 +135,10 @@ class Progress:
         page[_Field.MARKS] += 1
 
     def reported(self) -> None:
-        page = self._page
-        page[_Field.REPORTS] += 1
-        page[_Field.MARKS] += 1
-        if page[_Field.STAGE] != _PAUSE:
-            page[_Field.STAGE] = _TRAINING
+        words = self._page.words
+        words[_REPORTS] += 1
+        if words[_STAGE] != _TRAINING and words[_STAGE] != _PAUSE:
+            words[_STAGE] = _TRAINING
 
     @contextmanager
     def during(self, stage: Stage, label: str = "", allowed_s: float = 0.0) -> Iterator[None]:
@@ -185,7 +185,7 @@ class Seen:
         self.stage = _STAGES[page[_Field.STAGE]]
         self.reports = page[_Field.REPORTS]
         self.collectives = page[_Field.COLLECTIVES]
-        self.marks = page[_Field.MARKS] + self.collectives + page[_Field.IN_SUBGROUPS]
+        self.marks = page[_Field.MARKS] + self.reports + self.collectives + page[_Field.IN_SUBGROUPS]
         self.ticks = page[_Field.TICKS]
         self.main_thread = page[_Field.MAIN_THREAD]
         self.allowed_s = page[_Field.ALLOWED_MS] / 1000
@@ -194,6 +194,7 @@ class Seen:
         """Where it waits for other ranks, if it does so in a function of Everstep's."""
 
 
+_STAGE, _REPORTS = _Field.STAGE.value, _Field.REPORTS.value  # an enum's members are slow to look up
 _TRAINING = _STAGES.index(Stage.TRAINING)
 _PAUSE = _STAGES.index(Stage.PAUSE)
 _FIRST_STEP = _STAGES.index(Stage.FIRST_STEP)

@@ -27,7 +27,9 @@ class Joined(FromWorkerMessage, frozen=True):
     """It is part of its group; the training function starts."""
 
 
-class Report(FromWorkerMessage, frozen=True, tag="r"):
+class Report(FromWorkerMessage, frozen=True, tag="r", omit_defaults=True, gc=False):
+    """There may be very many: most have a few of these fields, and all of them have a few bytes."""
+
     index: int
     metrics: msgspec.Raw
     part: Part | None = None

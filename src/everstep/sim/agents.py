@@ -132,6 +132,8 @@ class SimAgent:
             return
         later = message.lease > self.claim.lease > 0
         self.claim, self.holder = message, engine
+        if later:
+            _be_slow_to_answer(self)
         _say_status(self)
         if later:
             for worker in self.workers.values():
@@ -382,6 +384,15 @@ def _be_slow(agent: SimAgent) -> None:
     draw = random.Random(f"hand-over of {agent.host} in {cluster.scenario.seed}, {lease}")
     if draw.random() < 0.1 and agent.holder is not None and not cluster.calm:
         longest = 4.0 * cluster.scenario.deadlines.heartbeat_timeout_s
+        agent.holder.channels_from[agent.host].lag(draw.uniform(0.0, longest))
+
+
+def _be_slow_to_answer(agent: SimAgent) -> None:
+    """Its machine is so busy that it may come too late."""
+    cluster, lease = agent.cluster, agent.claim.lease
+    draw = random.Random(f"answer of {agent.host} in {cluster.scenario.seed}, {lease}")
+    if draw.random() < 0.05 and agent.holder is not None and not cluster.calm:
+        longest = 1.5 * cluster.scenario.deadlines.take_over_s
         agent.holder.channels_from[agent.host].lag(draw.uniform(0.0, longest))
 
 

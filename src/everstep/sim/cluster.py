@@ -174,6 +174,9 @@ class Cluster:
     def _lost(self, agent: SimAgent, loud: bool, happened: float) -> None:
         if agent.lost or (agent.alive and not agent.frozen):
             return
+        if agent.alive and any(engine.patience.is_needed for engine in self.engines):
+            self._wait_for_loss(agent, happened)
+            return
         agent.lost = True
         kind = Kind.HOST_LOST if loud else Kind.HOST_SILENT
         for engine in self.engines:
@@ -190,9 +193,19 @@ class Cluster:
                 if peer.agent is not agent and self.rng.random() < 0.3:
                     tired = partial(_tire_of_waiting, agent, peer)
                     self.time.after(self.rng.uniform(0.1, 5.0), tired)
-        limit = self.scenario.deadlines.heartbeat_timeout_s
-        self.time.after(limit, partial(self._lost, agent, False, self.time.now))
+        self._wait_for_loss(agent, self.time.now)
         self.time.after(seconds, partial(self.thaw, agent))
+
+    def _wait_for_loss(self, agent: SimAgent, silent_since: float) -> None:
+        limit = self.scenario.deadlines.heartbeat_timeout_s
+        self.time.after(limit, partial(self._lost, agent, False, silent_since))
+
+    def hear_again(self) -> None:
+        """A driver that is new knows of no silence before it."""
+        for agent in self.hosts.values():
+            if agent.alive and agent.frozen and agent.lost:
+                agent.lost = False
+                self._wait_for_loss(agent, self.time.now)
 
     def thaw(self, agent: SimAgent) -> None:
         if agent.frozen and agent.alive:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from everstep.driver.deletions import Deletions
 from everstep.driver.from_workers import FromWorkers
 from everstep.driver.incoming import Incoming
 from everstep.driver.repair import Repair
+from everstep.driver.take_over import TakeOver
 from everstep.driver.timers import Timers
 from everstep.driver.validations import Validations
 from everstep.errors import StorageError
@@ -165,6 +166,19 @@ def _with_drivers_that_sleep(scenario: Scenario) -> bool:
     return scenario.fault_s > 60.0 and struck[FaultKind.PREEMPT] >= 2 and struck[FaultKind.CLOCK] >= 2
 
 
+_wait = TakeOver.wait
+
+
+async def _wait_briefly(self: TakeOver, condition: Callable[[], bool], timeout_s: float) -> None:
+    """An agent that is silent for longer than a heartbeat may be is taken for lost."""
+    await _wait(self, condition, min(timeout_s, 1.5))
+
+
+def _with_agents_that_are_slow(scenario: Scenario) -> bool:
+    """While a driver takes over."""
+    return scenario.one_machine and scenario.families >= {FaultKind.DRIVER, FaultKind.FREEZE}
+
+
 def _check_no_lease(self: Incoming, host: HostId, lease: int) -> None:
     """Only the journal says that another driver has taken the run, and storage may be away."""
 
@@ -261,6 +275,14 @@ MISTAKES = (
         "_unfit",
         _keep_who_was_replaced,
         _with_lost_hosts_that_are_back,
+    ),
+    Mistake(
+        "impatient-take-over",
+        "agents that live, and are slow to answer a new driver, are taken for lost",
+        (TakeOver,),
+        "wait",
+        _wait_briefly,
+        _with_agents_that_are_slow,
     ),
     Mistake(
         "stale-report",

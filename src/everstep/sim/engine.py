@@ -107,6 +107,40 @@ class Replacement:
         process.later(1.0, partial(self._count_down, left_s - 1.0))
 
 
+class Patience:
+    """10: while a driver takes over that sees which agents live, none of them is given up, and what is in the
+    memory of its host with it, before the time that it has for an answer is over.
+    """
+
+    def __init__(self, engine: SimEngine, cluster: Cluster) -> None:
+        self._engine = engine
+        self._cluster = cluster
+        self.over = False
+        """The driver has taken over."""
+        self._since: dict[HostId, float] = {}
+        """Of agents that were asked what they have, and have not told all of it."""
+
+    @property
+    def is_needed(self) -> bool:
+        engine = self._engine
+        return (
+            self._cluster.scenario.one_machine and engine.is_open and engine.process.alive and not self.over
+        )
+
+    def asked(self, host: HostId) -> None:
+        if self.is_needed:
+            self._since[host] = self._cluster.time.now
+
+    def answered(self, host: HostId) -> None:
+        self._since.pop(host, None)
+
+    def check(self, given_up: HostId) -> None:
+        since, now = self._since.get(given_up), self._cluster.time.now
+        limit = self._cluster.scenario.deadlines.take_over_s
+        if since is not None and self._cluster.hosts[given_up].alive and now < since + limit:
+            raise RuleBroken(f"10: {given_up} lives, and is given up after {now - since:.1f} s")
+
+
 class SimEngine(NoMachines):
     """As one driver process has it."""
 
@@ -126,6 +160,7 @@ class SimEngine(NoMachines):
         self._reservations = SimReservations(self, cluster)
         self.retired: set[HostId] = set()
         """Hosts that count as lost for this driver, until all has ended on them."""
+        self.patience = Patience(self, cluster)
         self.connected: set[HostId] = set()
         """Hosts whose agents say to this driver who holds them, also after it was replaced."""
         self._replacement = Replacement(self, cluster)
@@ -142,6 +177,8 @@ class SimEngine(NoMachines):
 
     async def open(self, sink: Sink, ask: EngineRequest) -> None:
         self._sink, self._run, self.lease = sink, ask.holder, ask.lease
+        if self._cluster.scenario.one_machine:
+            self._cluster.hear_again()
         sink.on_capacity(self.view())
         for slice_ in self._cluster.slices.values():
             if slice_.deadline is not None:
@@ -183,24 +220,33 @@ class SimEngine(NoMachines):
 
         self._tell(say)
 
-    # ------------------------------------------------------------------ reserving
+    # ------------------------------------------------------------------ taking over
 
     def held(self) -> list[HostId]:
         return [
             agent.host
             for agent in self._cluster.hosts.values()
-            if self.lists(agent) and not agent.frozen and agent.claim.run == self._run
+            if self.lists(agent)
+            and (self._cluster.scenario.one_machine or not agent.frozen)
+            and agent.claim.run == self._run
         ]
+
+    def count_silence(self) -> None:
+        self.patience.over = True
+
+    # ------------------------------------------------------------------ reserving
 
     def left_behind(self, agent: SimAgent) -> bool:
         """An earlier driver has it still: it was silent while others were taken over."""
         return self.lists(agent) and agent.claim.run == self._run and agent.claim.lease < self.lease
 
     def claim(self, host: HostId) -> None:
+        self.patience.asked(host)
         orphan_s = self._cluster.scenario.deadlines.orphan_s
         self.send(host, wire.Claim(self._run, self.lease, orphan_s, (0, 0)))
 
     def unclaim(self, host: HostId) -> None:
+        self.patience.check(host)
         self.send(host, wire.Unclaim(self.lease))
 
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
@@ -210,7 +256,7 @@ class SimEngine(NoMachines):
         self._reservations.withdraw(slices)
         for name in slices:
             for agent in self._cluster.slices[name].hosts:
-                self.unclaim(agent.host)
+                self.send(agent.host, wire.Unclaim(self.lease))
 
     def retire(self, host: HostId) -> None:
         if self.lists(self._cluster.hosts[host]):
@@ -228,6 +274,8 @@ class SimEngine(NoMachines):
     def hear(self, agent: SimAgent, message: wire.AnyFromAgent) -> None:
         channel = self.channels_from[agent.host]
         deliver = partial(self._deliver, lambda sink: sink.on_message(agent.host, message))
+        if isinstance(message, wire.HandedOver):
+            channel.send(partial(self.patience.answered, agent.host), self.process)
         if isinstance(message, wire.Status):
             channel.send_after(_STATUS_S, deliver, self.process)
             heard = partial(self._replacement.heard, agent.host, message.lease)
@@ -251,7 +299,7 @@ class SimEngine(NoMachines):
         for agent in self._cluster.hosts.values():
             if agent.holder is self:
                 if not keep_hosts:
-                    self.unclaim(agent.host)
+                    self.send(agent.host, wire.Unclaim(self.lease))
                 self._channels_to[agent.host].send(partial(agent.lost_driver, self))
         self._sink = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from everstep.control.commands import Rung
 from everstep.control.table import TRANSITIONS, Phase
+from everstep.process import kernel
 from everstep.sim.mistakes import MISTAKES
 from everstep.sim.planting import planted
 from everstep.sim.scenario import draw
@@ -122,7 +124,14 @@ def _in_parallel(pieces: list[tuple[int, int]], jobs: int, mistake: str | None) 
         for at, size in pieces:
             yield try_seeds(at, size, mistake, stop=mistake is not None)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    # Processes that wait for work don't notice that whoever hands it out was killed.
+    pool = ProcessPoolExecutor(
+        jobs,
+        multiprocessing.get_context("spawn"),
+        initializer=kernel.die_with_parent,
+        initargs=(os.getpid(),),
+    )
+    with pool:
         waiting: set[Future[Tally]] = set()
         left = iter(pieces)
         try:

@@ -101,6 +101,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """By how much each driver's clock is ahead of the one before it."""
     snapshots: bool = False
     """Workers keep snapshots in their hosts' memory."""
+    one_machine: bool = False
+    """Drivers are where the hosts are: a driver that takes over sees that an agent lives, however silent."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -186,6 +188,7 @@ def draw(seed: int, only: FaultKind | None = None) -> Scenario:
             upload_wait_s=rng.choice((0.0, 5.0, 30.0)),
             orphan_s=120.0,
             storage_s=random.Random(f"patience of {seed}").choice((5.0, 15.0, 60.0)),
+            take_over_s=random.Random(f"take-overs of {seed}").choice((5.0, 30.0)),
         ),
     )
 
@@ -239,4 +242,5 @@ def draw(seed: int, only: FaultKind | None = None) -> Scenario:
         new_code=if_any(FaultKind.DRIVER, 0.0, 0.3),
         clock_apart=if_any(FaultKind.CLOCK, 0.0, 86_400.0, -3_600.0),
         snapshots=rng.random() < 0.5 and settings.group_size is None,
+        one_machine=random.Random(f"machines of {seed}").random() < 0.5,
     )

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ class Reporting:
         progress: Progress,
     ) -> None:
         self._spec = spec
+        self._sends_metrics = spec.member.group_rank == 0 or spec.all_metrics
         self._store = store
         self._send = send
         self._uploads = uploads
@@ -68,6 +69,17 @@ class Reporting:
         self._pace: Pace | None = None
         """Of the step that the report at hand ends."""
 
+    def report_metrics(self, metrics: dict[str, Any]) -> None:
+        """As most reports are made, often one a step: nothing is saved, and nobody is waited for."""
+        pace = self._times.end_step(self.index + 1, saves=False)
+        raw = self._encoded(metrics)
+        self._uploads.raise_failed()
+        self.index = index = self.index + 1
+        restore_s, at = self._restoring.take_seconds(), time.monotonic()
+        self._send(framing.frame(words.Report(index, raw, restore_s=restore_s, pace=pace, at=at)))
+        self._progress.reported()
+        self._times.begin_step()
+
     def report(
         self,
         metrics: dict[str, Any],
@@ -80,14 +92,14 @@ class Reporting:
         state: Restorable | None = None,
         step: int | None = None,
     ) -> None:
-        saves = checkpoint is not None or state is not None
-        self._pace = self._times.end_step(self.index + 1, saves=saves)
-        with self._saving() if saves else nullcontext():
+        """With a checkpoint, or a state."""
+        self._pace = self._times.end_step(self.index + 1, saves=True)
+        with self._saving():
             self._report(
                 metrics, checkpoint, dir_name, mode, delete_local, upload_fn, validation, state, step
             )
         self._progress.reported()
-        if saves and (stalled := self._times.take_stall()):
+        if stalled := self._times.take_stall():
             self._send(framing.frame(words.StallTold(self.index, stalled)))
         self._times.begin_step()
 
@@ -121,11 +133,9 @@ class Reporting:
         if state is not None:
             self._report_state(raw, state, step)
             return
+        assert checkpoint is not None, "metrics alone are reported elsewhere"
         self.index += 1
         index = self.index
-        if checkpoint is None:
-            self._send_report(index, raw)
-            return
         with self._times.waiting(), self._progress.waiting(StackPlace.REPORT):
             self.uncommitted.wait_for_the_others(index)
         by_function = upload_fn is not None and mode is not CheckpointUploadMode.NO_UPLOAD
@@ -158,13 +168,12 @@ class Reporting:
 
     def _encoded(self, metrics: dict[str, Any]) -> msgspec.Raw:
         """As they are sent; nothing, where nobody looks at this rank's."""
-        sends = self._spec.member.group_rank == 0 or self._spec.all_metrics
-        if not sends and isinstance(metrics, dict):
+        if not self._sends_metrics and isinstance(metrics, dict):
             return NO_METRICS
-        raw = encode_metrics(metrics)
-        if len(bytes(raw)) > framing.MAX_PAYLOAD:
-            raise too_large(metrics, len(bytes(raw)))
-        return raw
+        encoded = encode_metrics(metrics)
+        if len(encoded) > framing.MAX_PAYLOAD:
+            raise too_large(metrics, len(encoded))
+        return msgspec.Raw(encoded)
 
     def _begin_upload(
         self,

@@ -26,8 +26,6 @@ from everstep.protocol import wire
 from everstep.protocol.peer_words import PeerAddress
 from everstep.topology.slices import HostId, HostView, SliceName
 
-_POLL_S = 0.1
-
 
 class LocalEngine:
     """Hosts of a ``LocalCluster``; without one given, a host of its own for this run."""
@@ -67,8 +65,11 @@ class LocalEngine:
             self.folder = self.own.folder
         else:
             self.folder = self._cluster.folder
-        await self.find_hosts()
-        self.spawn(self._keep_finding_hosts())
+        await self._search.connect_to_new(patiently=True)
+        self.status_changed()
+        self.spawn(self._search.keep_finding_hosts())
+
+    def count_silence(self) -> None:
         self.spawn(self.heartbeats.run())
 
     async def run_side_task(self, work: SideTask) -> bytes:
@@ -99,11 +100,6 @@ class LocalEngine:
 
     # ------------------------------------------------------------------ finding hosts
 
-    async def _keep_finding_hosts(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            await self.find_hosts()
-
     async def find_hosts(self) -> None:
         await self._search.connect_to_new()
         self.status_changed()
@@ -125,6 +121,10 @@ class LocalEngine:
         if link is not None and link.alive:
             silence = time.monotonic() - since
             self.host_lost(link, Kind.HOST_SILENT, since, f"no heartbeat for {silence:.1f} s")
+            if not link.retiring and self.links.get(host) is link:
+                del self.links[host]  # nothing of ours is there: it is found anew once it answers
+                link.close()
+                self.status_changed()
 
     def host_lost(self, link: LocalLink, kind: Kind, at: float, message: str) -> None:
         self.heartbeats.forget(link.host)
@@ -143,6 +143,7 @@ class LocalEngine:
             link.retiring = True
             self.heartbeats.forget(host)
             link.send(wire.Retire(self.request.lease))
+            self.status_changed()
 
     # ------------------------------------------------------------------ reserving
 

@@ -61,8 +61,18 @@ class LocalLink:
             transport.write(
                 framing.frame(wire.Attach(wire.WIRE_VERSION, request.holder, request.lease, beat_s))
             )
-        self.alive = True
-        self.engine.heartbeats.watch(self.host)
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether its agent says in time who holds it. At once, if it has ended."""
+        try:
+            await asyncio.wait_for(self.known.wait(), within_s)
+        except TimeoutError:
+            return False
+        return self.connected
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._transports)
 
     def send(self, message: wire.AnyToAgent) -> None:
         if self._transports and not self._transports[0].is_closing():
@@ -84,7 +94,8 @@ class LocalLink:
     def lost(self) -> None:
         """The connection broke: the agent is dead, and its workers with it."""
         self.close()
-        if self.host in self.engine.links:
+        self.known.set()
+        if self.engine.links.get(self.host) is self:
             self.engine.host_lost(self, Kind.HOST_LOST, time.monotonic(), "its agent died")
 
     def close(self) -> None:

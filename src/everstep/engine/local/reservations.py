@@ -35,12 +35,12 @@ class LocalReservations:
             self._engine.spawn(self._start_own(own))
             return
         hosts = {link.host for link in self._engine.links.values() if link.facts.slice in slices}
-        self._claiming[reservation] = hosts
         for host in hosts:
             left_behind = self._engine.links[host].is_left_behind
             self._engine.claim(host)
             if left_behind:
                 self._engine.retire(host)  # nobody counts on its workers now: they end before it is used
+        self._claiming[reservation] = hosts
         self._check(reservation, hosts)
 
     async def _start_own(self, own: OwnHost) -> None:

@@ -39,6 +39,7 @@ class RayEngine:
 
     shares_machine = False
     run_side_task = staticmethod(side_task.run_side_task)
+    is_dead = staticmethod(cluster.is_dead)
     sink: Sink
     request: EngineRequest
     heartbeats: Heartbeats
@@ -58,9 +59,6 @@ class RayEngine:
 
     def whoami(self) -> str:
         return cluster.driver_name()
-
-    def is_dead(self, driver: str) -> bool:
-        return cluster.is_dead(driver)
 
     # ------------------------------------------------------------------ opening and closing
 
@@ -112,6 +110,9 @@ class RayEngine:
 
     def held(self) -> list[HostId]:
         return self._slices.hosts()
+
+    def count_silence(self) -> None:
+        """Only its heartbeats say that a node lives: they have counted from the beginning."""
 
     def address(self, host: HostId) -> str:
         return self.watch.addresses[host]
