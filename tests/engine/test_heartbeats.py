@@ -26,7 +26,7 @@ def test_a_silent_host_is_noticed_and_one_that_speaks_is_not() -> None:
 
         async def talk() -> None:
             while True:
-                heartbeats.heard("talks")
+                heartbeats.received("talks")
                 await asyncio.sleep(0.02)
 
         tasks = [asyncio.create_task(talk()), asyncio.create_task(heartbeats.run())]

@@ -70,8 +70,8 @@ def test_processors_of_virtual_hosts_are_those_of_the_machine(tmp_path: Path) ->
 class Blinded(LocalEngine):
     """Its watch over the hosts breaks, after the workers have started."""
 
-    async def look(self) -> None:
-        await super().look()
+    async def find_hosts(self) -> None:
+        await super().find_hosts()
         if any(link.run for link in self.links.values()):
             raise OSError("too many open files")
 
@@ -140,10 +140,10 @@ def test_a_host_that_nobody_uses_is_there_again_when_it_is_not_silent_any_more()
 )
 def test_a_host_is_free_that_is_ours_or_nobodys_and_empty(run: str, workers: int, is_free: bool) -> None:
     engine = SimpleNamespace(
-        ask=SimpleNamespace(holder="mine", workers=1),
+        request=SimpleNamespace(holder="mine", workers=1),
         status_changed=lambda: None,
         sink=SimpleNamespace(on_message=lambda host, message: None),
     )
     link = LocalLink(cast(Any, engine), HostFile("host", "slice", 0, 1, 1, 1, 1))
-    link.heard(wire.Status("host", wire.WIRE_VERSION, 1, run, 1, workers))
+    link.received(wire.Status("host", wire.WIRE_VERSION, 1, run, 1, workers))
     assert link.view().free is is_free

@@ -10,7 +10,7 @@ import pytest
 
 from everstep.engine.ray.cluster import Node
 from everstep.engine.ray.upkeep import keep_doing
-from everstep.engine.ray.watch import ClusterLook, ClusterWatch
+from everstep.engine.ray.watch import ClusterState, ClusterWatch
 from everstep.topology.wanted import Wanted
 
 WANTED = Wanted({"TPU": 4}, topology="2x4", accelerator_type="TPU-V6E")
@@ -48,8 +48,8 @@ def node(slice_name: str, index: int, number: str = "", alive: bool = True) -> N
     return Node(f"{slice_name}/{index}{number}", "10.0.0.1", alive, labels, {"TPU": 4.0})
 
 
-def look(*nodes: Node) -> ClusterLook:
-    return ClusterLook(list(nodes), {n.id: dict(n.total) for n in nodes}, {}, {})
+def look(*nodes: Node) -> ClusterState:
+    return ClusterState(list(nodes), {n.id: dict(n.total) for n in nodes}, {}, {})
 
 
 def test_hosts_are_on_their_way_until_their_slice_is_whole_and_never_after() -> None:
@@ -67,7 +67,7 @@ def test_hosts_are_on_their_way_until_their_slice_is_whole_and_never_after() -> 
 def test_hosts_that_others_use_are_not_on_their_way() -> None:
     watch = ClusterWatch(WANTED)
     there = node("a", 0)
-    watch.take(ClusterLook([there], {there.id: {"TPU": 0.0}}, {}, {}), [])
+    watch.take(ClusterState([there], {there.id: {"TPU": 0.0}}, {}, {}), [])
     assert watch.arriving() == set()
 
 

@@ -14,7 +14,7 @@ _HIGH_WATER = 64 << 20
 
 
 class Beats(threading.Thread):
-    """Says that the host lives. Shares no thread with anything that may wait."""
+    """Sends heartbeats. Shares no thread with anything that may wait."""
 
     def __init__(self) -> None:
         super().__init__(name="everstep-beats", daemon=True)
@@ -48,7 +48,7 @@ class Beats(threading.Thread):
 class Listener(Protocol):
     """The agent, as a connection sees it."""
 
-    def heard(self, connection: Connection, message: wire.AnyToAgent) -> None: ...
+    def received(self, connection: Connection, message: wire.AnyToAgent) -> None: ...
 
     def lost(self, connection: Connection) -> None: ...
 
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
-            self._agent.heard(self, wire.to_agent.decode(body))
+            self._agent.received(self, wire.to_agent.decode(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -97,13 +97,13 @@ class Holder:
         self.keeps_up = True
         """False: leave the workers' messages where they are until it reads what it has been sent."""
         self.waiting: list[tuple[Connection, wire.AnyToAgent]] = []
-        """What drivers said while none could hold it: workers that nobody has any more were ending."""
+        """What drivers sent while none could hold it, since workers of the last run were still ending."""
 
-    def take(self, connection: Connection | None) -> None:
+    def attach(self, connection: Connection | None) -> None:
         self.connection = connection
         self.keeps_up = True
 
-    def say(self, message: wire.AnyFromAgent) -> None:
+    def send(self, message: wire.AnyFromAgent) -> None:
         if self.connection is not None:
             self.connection.send(message)
 

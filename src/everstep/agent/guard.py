@@ -108,7 +108,7 @@ def main() -> int:
     os.write(ready, b".")
     os.close(ready)
     while lives:
-        # Looked at before it is reaped: until then its number is its own, and signals may be passed on.
+        # Seen before it is reaped: until then its number is its own, and signals may be passed on.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         lives = ended.si_pid != agent

@@ -1,7 +1,8 @@
 """The agent: the one process of ours on a host. It starts, watches and ends the workers there.
 
 It listens on a Unix socket in a folder of the user's alone, so that a later driver can find it again. It
-decides nothing about the run: it does what the driver that holds it says, and tells what happened, in order.
+decides nothing about the run: it carries out the orders of the driver that holds it, and reports what
+happens, in order.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _END_S = 5.0
 
 
 class Agent:
-    """Who holds it, and what that driver's orders mean. What is done about workers, ``HostWorkers`` does."""
+    """Which driver holds it, and what that driver's orders mean. ``HostWorkers`` has the workers."""
 
     def __init__(self, host: str, folder: Path, owner: tuple[int, int]) -> None:
         self.host = host
@@ -44,16 +45,16 @@ class Agent:
         self._beats = Beats()
         self._connections: set[Connection] = set()
         self._holding = wire.Claim("", 0, 0.0, owner)
-        """The claim that holds this host; of no run: nobody's has it."""
+        """The claim that holds this host; of no run: nobody holds it."""
         self._holder = Holder()
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._workers = HostWorkers(folder, self._holder, self._worker_ended)
-        self._preparation = Preparation(folder, self._holder, self._workers.template_said)
+        self._preparation = Preparation(folder, self._holder, self._workers.on_template_message)
         self._stops = Stops(self._workers, self._holder)
-        self._watch = Watch(self._workers)
+        self._watch = Watch(self._workers, self._holder)
         self._retiring = False
         self._notice = HostNotice(folder, self._holder)
-        self._lighthouse = HostLighthouse(self._holder.say)
+        self._lighthouse = HostLighthouse(self._holder.send)
 
     async def serve(self, pid: int, tied: bool) -> None:
         """``pid`` is what its host goes by: its own, or its guardian's. ``tied``: end when standard input
@@ -101,7 +102,7 @@ class Agent:
 
     # ------------------------------------------------------------------ drivers
 
-    def heard(self, connection: Connection, message: wire.AnyToAgent) -> None:
+    def received(self, connection: Connection, message: wire.AnyToAgent) -> None:
         match message:
             case wire.Attach():
                 self._attach(connection, message)
@@ -127,7 +128,7 @@ class Agent:
             case wire.Stop():
                 self._stops.stop(message)
             case wire.Tell():
-                self._workers.tell(message.epoch, message.ranks, message.body)
+                self._workers.send_to(message.epoch, message.ranks, message.body)
             case wire.Acknowledge():
                 self._workers.acknowledged(message)
             case wire.Examine():
@@ -155,7 +156,7 @@ class Agent:
 
     def _claim(self, connection: Connection, message: wire.Claim) -> None:
         if connection not in self._connections:
-            return  # a driver of another version: it was told ours
+            return  # a driver of another version: it has received ours
         held = self._holding
         if held.run not in ("", message.run) or message.lease < held.lease:
             connection.send(self._status())
@@ -165,22 +166,22 @@ class Agent:
             self._orphan_timer = None
         self._holding = message
         self._workers.peers.run = message.run
-        self._holder.take(connection)
-        self._say_status()
+        self._holder.attach(connection)
+        self._send_status()
         if message.lease > held.lease > 0:
-            self._workers.tell_all(words.Undriven(False))
-            self._preparation.tell_again()
+            self._workers.send_to_all(words.Undriven(False))
+            self._preparation.repeat_failure()
             self._workers.hand_over(connection, self._lighthouse.where)
         self._workers.adjust()
-        self._notice.tell_again()
+        self._notice.repeat()
 
     def lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if connection is self._holder.connection:
-            self._holder.take(None)
-            # Its driver died without a word: the workers train on for a while, in case another claims them.
+            self._holder.attach(None)
+            # Its driver died: the workers train on for a while, in case another one claims them.
             self._workers.adjust()
-            self._workers.tell_all(words.Undriven(True))
+            self._workers.send_to_all(words.Undriven(True))
             self._orphan_timer = asyncio.get_running_loop().call_later(self._holding.orphan_s, self._unclaim)
 
     def keeps_up(self, connection: Connection, does: bool) -> None:
@@ -190,13 +191,13 @@ class Agent:
 
     def _unclaim(self) -> None:
         """Nobody holds it from now on, and nobody can before its workers are gone."""
-        self._retiring = True  # a driver that was replaced may wait for that, and not be heard
+        self._retiring = True  # a driver that was replaced may wait for that, and its messages don't count
         self._workers.kill_all()
         self._lighthouse.leave()
         self._preparation.close()
         self._holding = wire.Claim("", 0, 0.0, self._holding.owner)
-        self._holder.take(None)
-        self._say_status()
+        self._holder.attach(None)
+        self._send_status()
         self._check_retired()
 
     def _status(self, retired: bool = False) -> wire.Status:
@@ -205,7 +206,7 @@ class Agent:
             self.host, wire.WIRE_VERSION, os.getpid(), held.run, held.lease, len(self._workers), retired
         )
 
-    def _say_status(self, retired: bool = False) -> None:
+    def _send_status(self, retired: bool = False) -> None:
         for connection in list(self._connections):
             connection.send(self._status(retired))
 
@@ -213,19 +214,19 @@ class Agent:
 
     def _start(self, message: wire.Start) -> None:
         if self._preparation.loaded is None:
-            return  # it has died, and the driver is being told
+            return  # it has died, and ``Unprepared`` is on its way to the driver
         why_not = descriptors.shortage(message.workers)
         if why_not:
-            self._holder.say(wire.Unprepared(Kind.LIMIT, why_not, ""))
+            self._holder.send(wire.Unprepared(Kind.LIMIT, why_not, ""))
             return
         try:
             self._workers.peers.sources = message.sources
             self._workers.start(message.workers, self._preparation, self._lighthouse.forwarded)
         except StorageAccessError as error:
-            self._holder.say(wire.Unprepared(Kind.STORAGE, str(error), ""))
+            self._holder.send(wire.Unprepared(Kind.STORAGE, str(error), ""))
         except OSError as error:
             # Those that were started are ended by the driver, with all others.
-            self._holder.say(wire.Unprepared(Kind.START, f"a worker could not be started: {error}", ""))
+            self._holder.send(wire.Unprepared(Kind.START, f"a worker could not be started: {error}", ""))
 
     def _worker_ended(self, worker: WorkerProcess) -> None:
         self._stops.ended(worker)
@@ -234,7 +235,7 @@ class Agent:
         self._check_retired()
 
     def _kill_strays(self) -> None:
-        """No worker is left: whatever else has become our child is an orphan of one."""
+        """No worker is left: any other child of ours is an orphan of one."""
         if len(self._workers):
             return
         template = self._preparation.template
@@ -249,10 +250,10 @@ class Agent:
             self._retiring = False
             if not self._holding.run:
                 self._workers.close()
-            self._say_status(retired=True)
+            self._send_status(retired=True)
             waiting, self._holder.waiting = self._holder.waiting, []
             for connection, message in waiting:
-                self.heard(connection, message)
+                self.received(connection, message)
 
     def _reap(self) -> None:
         """Children that ended: the template, fresh workers, and orphans that became ours."""
@@ -293,29 +294,31 @@ class HostNotice:
         self._folder = folder
         self._holder = holder
         self._deadline: float | None = None
-        self._unheard = False
-        """It was taken back while nobody drove: the next driver has read of it, and not that it is over."""
+        self._cancellation_unsent = False
+        """It was taken back while there was no driver: the next one has read of the notice in the journal,
+        and doesn't know that it is cancelled.
+        """
 
     def noticed(self) -> None:
         grace = DEFAULT_GRACE_S
         try:
             grace = float((self._folder / "grace_s").read_text())
         except (OSError, ValueError):
-            pass  # nobody said how long: the usual notice
+            pass  # the usual notice, then
         self._deadline = time.monotonic() + grace
-        self._holder.say(wire.Noticed(grace))
+        self._holder.send(wire.Noticed(grace))
 
     def cancelled(self) -> None:
         self._deadline = None
-        self._unheard = self._holder.connection is None
-        self._holder.say(wire.Noticed(None))
+        self._cancellation_unsent = self._holder.connection is None
+        self._holder.send(wire.Noticed(None))
 
-    def tell_again(self) -> None:
-        """To a driver that has not heard of it. How much time is left is known here: clocks of drivers may
-        have been set, and differ.
+    def repeat(self) -> None:
+        """Send it to a later driver. How much time is left is known here: clocks of drivers may have been
+        set, and differ.
         """
         if self._deadline is not None:
-            self._holder.say(wire.Noticed(max(0.0, self._deadline - time.monotonic())))
-        elif self._unheard:
-            self._unheard = False
-            self._holder.say(wire.Noticed(None))
+            self._holder.send(wire.Noticed(max(0.0, self._deadline - time.monotonic())))
+        elif self._cancellation_unsent:
+            self._cancellation_unsent = False
+            self._holder.send(wire.Noticed(None))

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class HostLock:
@@ -32,7 +32,7 @@ class HostLock:
             os.close(fd)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"another agent of this run still runs on this host ({self.path})")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def give(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -230,7 +230,7 @@ class MemoryLine:
         try:
             socket.send_fds(self._sock, [msgspec.msgpack.encode(body)], fds)
         except OSError:
-            pass  # it is gone, and the kernel tells of that elsewhere
+            pass  # it is gone: its exit is handled elsewhere
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._sock)
@@ -264,13 +264,13 @@ class WorkersMemory:
         """Why there is no more of it."""
 
     def old_slots(self) -> list[tuple[int, Slot]]:
-        return self._ask(memory_words.OldSlots())
+        return self._request(memory_words.OldSlots())
 
     def new_slots(self, sizes: dict[str, int], count: int, *, needed: bool) -> list[tuple[int, Slot]]:
-        return self._ask(memory_words.NewSlots(sizes, count, needed))
+        return self._request(memory_words.NewSlots(sizes, count, needed))
 
     def find(self, at: At, rank: int, files: Sequence[str]) -> Slot | None:
-        found = self._ask(memory_words.FindSlot(rank, at, list(files)))
+        found = self._request(memory_words.FindSlot(rank, at, list(files)))
         return found[0][1] if found else None
 
     def drop(self, number: int) -> None:
@@ -287,21 +287,21 @@ class WorkersMemory:
         self._storing[number] += 1
 
     def storing(self) -> Collection[int]:
-        while self._storing and self._has_news():
-            self._hear()
+        while self._storing and self._has_message():
+            self._receive()
         return self._storing.keys()
 
-    def _has_news(self) -> bool:
-        news = select.poll()
-        news.register(self._sock, select.POLLIN)
-        return bool(news.poll(0))
+    def _has_message(self) -> bool:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def wait(self) -> None:
         if self._storing:
-            self._hear()
+            self._receive()
 
-    def _hear(self) -> memory_words.Slots | memory_words.Stored:
-        """What the agent says next."""
+    def _receive(self) -> memory_words.Slots | memory_words.Stored:
+        """The agent's next message."""
         packet, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 250)
         self._fds = list(fds)
         answer: memory_words.Slots | memory_words.Stored = memory_words.memory_answer.decode(packet)
@@ -310,11 +310,11 @@ class WorkersMemory:
             self._storing = +self._storing
         return answer
 
-    def _ask(self, request: memory_words.MemoryRequest) -> list[tuple[int, Slot]]:
+    def _request(self, request: memory_words.MemoryRequest) -> list[tuple[int, Slot]]:
         self._sock.send(msgspec.msgpack.encode(request))
-        answer = self._hear()
+        answer = self._receive()
         while not isinstance(answer, memory_words.Slots):
-            answer = self._hear()
+            answer = self._receive()
         self.refused = answer.refused
         self._storing.update(answer.storing)
         found = []

@@ -86,7 +86,7 @@ class Outbox:
         except BlockingIOError:
             return
         except OSError:
-            # The other side is gone. The kernel tells of its death, and that is the one place to learn of it.
+            # The other side is gone. Its exit, which the kernel reports, is handled in one place only.
             self.close()
             return
         asyncio.get_running_loop().remove_writer(self._sock)

@@ -87,7 +87,7 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 
 class WorkerOutput:
     """A driver that doesn't read must neither hold up the worker nor fill this host's memory: what it can't
-    be shown now it is told the size of later, and where to read it.
+    take now is left out, and a line says later how much that was and where to read it.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class WorkerOutput:
             )
 
     def _say(self, text: str) -> None:
-        self._holder.say(wire.Output(self._spec.member.rank, text, self._page.echoes))
+        self._holder.send(wire.Output(self._spec.member.rank, text, self._page.echoes))
 
     @property
     def tail(self) -> str:

@@ -1,7 +1,7 @@
 """Snapshots of other hosts: copies that are kept here for them, and what workers here restore from them.
 
-Agents ask each other for what they need, in the background. What is read is checked to be of the snapshot
-that was asked for, before and after; whether it is sound, whoever restores it finds by its digests.
+Agents ask each other for what they need, in the background. Before and after reading it is checked that the
+slot still holds the snapshot that was asked for. A worker that restores it checks its digests.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Peers:
         self._holder = holder
         self._memory = memory
         self.run = ""
-        """The run that holds this host: nobody else is answered."""
+        """The run that holds this host: agents of other runs get no answer."""
         self.sources: dict[int, list[PeerAddress]] = {}
         """Who has what workers here restore, by rank."""
         self._fetched: dict[tuple[int, At], Slot] = {}
@@ -147,7 +147,7 @@ class Peers:
             except (MissingError, OSError, EOFError, TimeoutError) as error:
                 reason = framing.described(error)
             seconds = time.monotonic() - began
-            self._holder.say(wire.SlotCopied(order.rank, order.at, seconds, reason, refused))
+            self._holder.send(wire.SlotCopied(order.rank, order.at, seconds, reason, refused))
 
     async def _fetch(
         self,

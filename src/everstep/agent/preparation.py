@@ -24,30 +24,32 @@ _STORAGE_VARIABLES = tuple(scheme.environment for scheme in BUCKETS.values())
 
 
 class Preparation:
-    """The template, and what is known of it. ``heard`` is called with what it says of workers."""
+    """The template, and what is known of it. ``on_message`` is called with its messages about workers."""
 
-    def __init__(self, folder: Path, holder: Holder, heard: Callable[[template_words.AnyWord], None]) -> None:
+    def __init__(
+        self, folder: Path, holder: Holder, on_message: Callable[[template_words.AnyWord], None]
+    ) -> None:
         self.template: TemplateProcess | None = None
         self.loaded: template_words.Loaded | None = None
         self._folder = folder
         self._holder = holder
-        self._heard = heard
+        self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._looking: wire.Prepare | None = None
-        """The order whose storage is being looked at, or was found wanting."""
+        self._checking: wire.Prepare | None = None
+        """The order whose storage is being checked, or has failed the check."""
 
     def prepare(self, message: wire.Prepare) -> None:
         try:
             message = _at_home(message) if message.elsewhere else message
             self._have_template(self._recipe(message))
         except OSError as error:
-            self._holder.say(wire.Unprepared(Kind.START, _why_not_started(error, message.cwd), ""))
+            self._holder.send(wire.Unprepared(Kind.START, _why_not_started(error, message.cwd), ""))
             return
         # What we read and write for our workers goes to the same place, with the same rights.
         os.environ.update({k: v for k, v in message.env.items() if k.startswith(_STORAGE_VARIABLES)})
         # Beside the template's imports, which take longer.
-        self._looking = message
-        threading.Thread(target=self._look_at_storage, args=(message,), daemon=True).start()
+        self._checking = message
+        threading.Thread(target=self._check_storage, args=(message,), daemon=True).start()
 
     def _recipe(self, message: wire.Prepare) -> Recipe:
         # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
@@ -62,14 +64,14 @@ class Preparation:
             hasattr(os, "pidfd_open"),
             message.script,
         )
-        # All that a worker starts inherits the mark, and is found by it if nobody watched when the host died.
+        # All that a worker starts inherits the mark, and is found by it if the guardian was killed, too.
         env = {**message.env, "EVERSTEP_CACHE": str(cache), kernel.HOST_MARK: str(self._folder)}
         return Recipe(load, env, message.cwd)
 
     def _have_template(self, recipe: Recipe) -> None:
         if self.template is None or self.template.recipe != recipe:
             self.close()
-            self.template = TemplateProcess(recipe, self._template_said)
+            self.template = TemplateProcess(recipe, self._on_template_message)
 
     def template_for_worker(self) -> TemplateProcess:
         """The one that forks; or, where that isn't safe, a process that becomes the worker itself."""
@@ -79,20 +81,20 @@ class Preparation:
             return self.template
         recipe = self.template.recipe
         load = msgspec.structs.replace(recipe.load, may_fork=False)
-        return TemplateProcess(Recipe(load, recipe.env, recipe.cwd), self._template_said)
+        return TemplateProcess(Recipe(load, recipe.env, recipe.cwd), self._on_template_message)
 
-    def _template_said(self, template: TemplateProcess, word: template_words.AnyWord) -> None:
+    def _on_template_message(self, template: TemplateProcess, word: template_words.AnyWord) -> None:
         match word:
             case template_words.Loaded():
                 if template is self.template:
                     self.loaded = word
                     self._check_prepared()
             case template_words.LoadFailed():
-                self._holder.say(wire.Unprepared(Kind.LOAD, word.message, word.traceback))
+                self._holder.send(wire.Unprepared(Kind.LOAD, word.message, word.traceback))
             case _:
-                self._heard(word)
+                self._on_message(word)
 
-    def _look_at_storage(self, message: wire.Prepare) -> None:
+    def _check_storage(self, message: wire.Prepare) -> None:
         from everstep.errors import StorageAccessError, StorageError
         from everstep.storage.shared import look_for_marker
         from everstep.storage.store import open_store
@@ -104,37 +106,37 @@ class Preparation:
         except (StorageError, OSError) as error:
             kind = Kind.STORAGE if isinstance(error, StorageAccessError) else Kind.START
             refusal = wire.Unprepared(kind, str(error), "")
-        self._loop.call_soon_threadsafe(self._looked, message, refusal)
+        self._loop.call_soon_threadsafe(self._storage_checked, message, refusal)
 
-    def _looked(self, message: wire.Prepare, refusal: wire.Unprepared | None) -> None:
-        if message is not self._looking:
-            return  # asked again meanwhile
+    def _storage_checked(self, message: wire.Prepare, refusal: wire.Unprepared | None) -> None:
+        if message is not self._checking:
+            return  # another order came meanwhile
         if refusal is not None:
-            self._holder.say(refusal)
+            self._holder.send(refusal)
             return
-        self._looking = None
+        self._checking = None
         self._check_prepared()
 
     def _check_prepared(self) -> None:
-        if self.loaded is not None and self._looking is None:
-            self._holder.say(wire.Prepared(self.loaded.forks, self.loaded.why_not, self.loaded.seconds))
+        if self.loaded is not None and self._checking is None:
+            self._holder.send(wire.Prepared(self.loaded.forks, self.loaded.why_not, self.loaded.seconds))
 
     def template_died(self, status: int) -> TemplateProcess:
-        """The kernel says so. Gives what is left of it."""
+        """The kernel has reported its exit. Returns the template, with its last messages read."""
         assert self.template is not None
         template, self.template, self.loaded = self.template, None, None
         template.drain()
         template.close()
         code = os.waitstatus_to_exitcode(status)
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-        self._holder.say(wire.Unprepared(Kind.TEMPLATE, f"the template process died ({how})", ""))
+        self._holder.send(wire.Unprepared(Kind.TEMPLATE, f"the template process died ({how})", ""))
         return template
 
-    def tell_again(self) -> None:
-        """A later driver must not count on a template that died while nobody listened."""
+    def repeat_failure(self) -> None:
+        """To a later driver: it must not count on a template that died while there was none."""
         if self.loaded is None:
             died = "its template process had died, or was not ready, when the driver took over"
-            self._holder.say(wire.Unprepared(Kind.TEMPLATE, died, ""))
+            self._holder.send(wire.Unprepared(Kind.TEMPLATE, died, ""))
 
     def close(self) -> None:
         """Let go of the template: it ends its workers, and then itself."""

@@ -1,9 +1,9 @@
 """Which of Ray's nodes a worker is on.
 
 ``ray.init`` joins a cluster through any raylet that it finds running on this machine, the head's first. Where
-there are several (nodes that share a machine, or containers that share its processes), a worker would speak
-for another node than its own. Ray has no setting for it, so its search is answered here once it is imported;
-a worker that doesn't import Ray pays nothing.
+there are several (nodes that share a machine, or containers that share its processes), a worker might join as
+another node than its own. Ray has no setting for it, so its search is replaced here once it is imported; a
+worker that doesn't import Ray pays nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 VARIABLE = "EVERSTEP_RAY_NODE"
-"""Set by whoever starts an agent on a Ray node: the node's id."""
+"""Set by the actor that starts an agent on a Ray node: the node's id."""
 
 _SERVICES = "ray._private.services"
 
@@ -24,12 +24,12 @@ def join_through(node_id: str) -> None:
     """From here on ``ray.init`` joins through this node."""
     loaded = sys.modules.get(_SERVICES)
     if loaded is not None:
-        _answer(loaded, node_id)
+        _replace_search(loaded, node_id)
     else:
         sys.meta_path.insert(0, _OnceImported(node_id))
 
 
-def _answer(services: ModuleType, node_id: str) -> None:
+def _replace_search(services: ModuleType, node_id: str) -> None:
     services.find_node_ids = lambda: {node_id}  # type: ignore[attr-defined]
 
 
@@ -51,7 +51,7 @@ class _OnceImported(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                _answer(module, self._node_id)
+                _replace_search(module, self._node_id)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -42,7 +42,7 @@ class ScriptRun:
             self._run()
         except SystemExit as error:
             if error.code:
-                raise  # a failure, told at once
+                raise  # a failure, reported at once
         _end_as_python_does()
 
     def _run(self) -> None:

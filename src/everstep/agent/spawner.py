@@ -32,10 +32,10 @@ class TemplateProcess:
     """A template process, as its agent sees it."""
 
     def __init__(
-        self, recipe: Recipe, heard: Callable[[TemplateProcess, template_words.AnyWord], None]
+        self, recipe: Recipe, on_message: Callable[[TemplateProcess, template_words.AnyWord], None]
     ) -> None:
         self.recipe = recipe
-        self._heard = heard
+        self._on_message = on_message
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock = ours
         self._frames = framing.Frames()
@@ -66,7 +66,7 @@ class TemplateProcess:
         self._outbox.put(framing.frame(template_words.Fork(spec)), fds=(sock, memory, *output, progress))
 
     def end(self, pid: int, sig: int) -> None:
-        """Signal a worker. Its parent does it, who knows whether it has ended by itself already."""
+        """Signal a worker. The template does it: it knows whether the worker has ended by itself already."""
         if self._closed:
             kernel.send_signal(pid, sig)
         else:
@@ -83,14 +83,14 @@ class TemplateProcess:
             asyncio.get_running_loop().remove_reader(self._sock)
             return
         for body in self._frames.feed(data):
-            self._heard(self, template_words.word.decode(body))
+            self._on_message(self, template_words.word.decode(body))
 
     def drain(self) -> None:
-        """Read what it said before it died."""
+        """Read what it sent before it died."""
         try:
             while data := self._sock.recv(1 << 16):
                 for body in self._frames.feed(data):
-                    self._heard(self, template_words.word.decode(body))
+                    self._on_message(self, template_words.word.decode(body))
         except (BlockingIOError, ConnectionError):
             pass
 

@@ -1,4 +1,4 @@
-"""What a worker has said and no driver has dealt with yet: kept in memory, then on disk, and never dropped.
+"""What a worker has sent and no driver has acknowledged yet: kept in memory, then on disk, and never dropped.
 
 A stream of bytes with offsets. The driver acknowledges an offset once what came before it is durable
 elsewhere; a later driver gets everything from there on again.

@@ -14,7 +14,7 @@ from everstep.protocol import wire
 
 @dataclass
 class StopJob:
-    """Ranks that are to be gone, and the word owed when they are."""
+    """Ranks that are to end. ``wire.Gone`` is sent once all of them have."""
 
     epoch: int
     generation: int
@@ -56,4 +56,4 @@ class Stops:
     def _check(self, job: StopJob) -> None:
         if not job.left and job in self._jobs:
             self._jobs.remove(job)
-            self._holder.say(wire.Gone(job.epoch, job.generation, job.ranks))
+            self._holder.send(wire.Gone(job.epoch, job.generation, job.ranks))

@@ -33,7 +33,7 @@ _FDS_PER_FORK = 5
 
 
 class Template:
-    """The loop: orders of the agent in, words about children out."""
+    """The loop: orders of the agent in, messages about children out."""
 
     def __init__(self, sock: socket.socket, agent: int) -> None:
         self._sock = sock
@@ -84,14 +84,14 @@ class Template:
                 case template_words.End() as end:
                     self._end(end)
 
-    def _say(self, word: template_words.AnyWord) -> None:
+    def _send(self, word: template_words.AnyWord) -> None:
         try:
             self._sock.sendall(framing.frame(word))
         except (BrokenPipeError, ConnectionError):
             self._agent_died()
 
     def _agent_died(self) -> NoReturn:
-        # Told by the socket and by a signal: the second word must not end us in the middle of the first.
+        # The socket and a signal both show it: the second one must not interrupt what the first has begun.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kernel.kill_sessions(set(self._children))
         os._exit(0)
@@ -115,7 +115,7 @@ class Template:
                     raise ImportError(f"{package} can't be imported: {missing[package]}")
             set_up_logging(load.script)
         except BaseException as error:  # whatever the user's module raises when it is imported
-            self._say(
+            self._send(
                 template_words.LoadFailed(framing.described(error), framing.clip(traceback.format_exc()))
             )
             return
@@ -125,7 +125,7 @@ class Template:
             why_not = self._probe(load.probe_s)
         gc.freeze()
         gc.enable()
-        self._say(template_words.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
+        self._send(template_words.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
 
     def _probe(self, deadline_s: float) -> str:
         """Whether a fork of this process can run one operation. Returns why not, or nothing."""
@@ -182,7 +182,7 @@ class Template:
         fds = tuple(self._fds[:_FDS_PER_FORK])
         del self._fds[:_FDS_PER_FORK]
         if not self._may_fork:
-            self._say(template_words.Forked(spec.member.rank, spec.epoch, os.getpid()))
+            self._send(template_words.Forked(spec.member.rank, spec.epoch, os.getpid()))
             self._become(spec, fds, parent=self._agent)
         pid = self._os_fork()
         if pid == 0:
@@ -190,7 +190,7 @@ class Template:
         for fd in fds:
             os.close(fd)
         self._children[pid] = False
-        self._say(template_words.Forked(spec.member.rank, spec.epoch, pid))
+        self._send(template_words.Forked(spec.member.rank, spec.epoch, pid))
 
     def _become(self, spec: wire.WorkerSpec, fds: tuple[int, ...], parent: int) -> NoReturn:
         from everstep.agent.worker import work
@@ -198,7 +198,7 @@ class Template:
         assert self._loaded is not None
         code = 1
         try:
-            # A fresh process is the agent's child and keeps telling it nothing; its exit says enough.
+            # A fresh process is the agent's child: its exit status is all that the agent needs.
             self._forget_signals()
             kernel.die_with_parent(parent)
             for fd in (*self._wake, self._sock.fileno()):
@@ -227,7 +227,7 @@ class Template:
             if pid == 0:
                 return
             if pid in self._children:
-                self._say(template_words.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
+                self._send(template_words.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
 
 
 def _import_all(names: list[str]) -> dict[str, ImportError]:

@@ -36,7 +36,7 @@ def write_snapshot(spec: wire.WorkerSpec, slot: Slot, share: Share, held: bool) 
     try:
         run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
         part = write(run, share, slot, with_shared=spec.member.group_rank == 0)
-    except Exception as error:  # whatever it is: somebody waits for the word that this is over
+    except Exception as error:  # whatever it is: the driver waits for the result
         return wire.Uploaded(*who, None, framing.described(error))
     return wire.Uploaded(*who, msgspec.structs.replace(part, held=held))
 
@@ -53,16 +53,16 @@ def finish_uploads(spec: wire.WorkerSpec) -> Iterator[wire.Uploaded]:
         try:
             run = open_store(spec.run_folder, spec.storage_options, spec.storage_limits)
             part = pending_uploads.finish(job, run)
-            word = wire.Uploaded(*who, index, part)
+            message = wire.Uploaded(*who, index, part)
         except (StorageError, OSError) as error:
-            word = wire.Uploaded(*who, index, None, f"{type(error).__name__}: {error}")
+            message = wire.Uploaded(*who, index, None, f"{type(error).__name__}: {error}")
         pending_uploads.forget(job)
-        yield word
+        yield message
 
 
 class HostUploads:
-    """Each on a thread of its own; what came of it is told on the agent's. ``known``: workers of a rank that
-    live, or whose end a later driver must hear of.
+    """Each on a thread of its own; its result is sent from the agent's thread. ``known``: workers of a rank
+    that live, or whose end a later driver must learn of.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class HostUploads:
         assert slot is not None, "a worker stores slots that it has"
 
         def write() -> None:
-            word = write_snapshot(spec, slot, share, held)
-            self._loop.call_soon_threadsafe(self._stored, spec, number, slot, word)
+            message = write_snapshot(spec, slot, share, held)
+            self._loop.call_soon_threadsafe(self._stored, spec, number, slot, message)
 
         threading.Thread(target=write, name="everstep-store", daemon=True).start()
 
-    def _stored(self, spec: wire.WorkerSpec, number: int, slot: Slot, word: wire.Uploaded) -> None:
+    def _stored(self, spec: wire.WorkerSpec, number: int, slot: Slot, message: wire.Uploaded) -> None:
         rank = spec.member.rank
         self._memory.release(slot)
         asked: WorkerProcess | None = None
@@ -94,18 +94,18 @@ class HostUploads:
             if (worker.spec.epoch, worker.spec.generation) == (spec.epoch, spec.generation):
                 asked = worker
         if asked is not None:
-            self._done(asked, word)
+            self._done(asked, message)
 
     def clear_away(self, worker: WorkerProcess, remove: Callable[[], None]) -> None:
         """What it was uploading is uploaded by us, beside all else; then its temporary files go."""
 
         def clear() -> None:
-            for word in finish_uploads(worker.spec) if Path(worker.spec.spool).is_dir() else ():
-                self._loop.call_soon_threadsafe(self._done, worker, word)
+            for message in finish_uploads(worker.spec) if Path(worker.spec.spool).is_dir() else ():
+                self._loop.call_soon_threadsafe(self._done, worker, message)
             remove()
 
         threading.Thread(target=clear, daemon=True).start()
 
-    def _done(self, worker: WorkerProcess, word: wire.Uploaded) -> None:
-        worker.uploaded.append(word)
-        self._holder.say(word)
+    def _done(self, worker: WorkerProcess, message: wire.Uploaded) -> None:
+        worker.uploaded.append(message)
+        self._holder.send(message)

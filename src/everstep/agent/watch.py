@@ -1,7 +1,8 @@
-"""Looks at the progress of a host's workers, from outside. It tells; what that means is decided elsewhere.
+"""Measures the progress of a host's workers, from outside, and reports it. What it means is decided
+elsewhere.
 
 Used from the agent's main thread only. Time in which this process did not run, or in which a worker waited
-for a processor or for somebody to read its messages, is nobody's silence.
+for a processor or for its messages to be read, doesn't count.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from everstep.protocol import framing, stacks, wire
 from everstep.protocol.progress import Page, Seen
 
 if TYPE_CHECKING:
+    from everstep.agent.drivers import Holder
     from everstep.agent.worker_process import WorkerProcess
     from everstep.agent.workers import HostWorkers
 
@@ -34,7 +36,7 @@ _RECENT = 64
 _LOCKED_S = 2.0
 """A Python thread runs twice a second. It may be late, but not as late as this."""
 _DUMP_S = 3.0
-_DUMP_LOOK_S = 0.05
+_DUMP_POLL_S = 0.05
 _STATES = {"T": ProcessState.STOPPED, "t": ProcessState.TRACED, "D": ProcessState.BLOCKED}
 
 
@@ -108,7 +110,7 @@ class Watched:
             self._longest_still = max(self._longest_still, self._still)
 
     def disturbed(self, pid: int) -> None:
-        """We have woken it up ourselves, to see where it is: that is no sign of life."""
+        """We have woken it up ourselves, to take its stacks: that doesn't count as progress."""
         ran = self._scheduled.ran
         self._scheduled = kernel.scheduled(pid)
         self._ran += self._scheduled.ran - ran
@@ -147,8 +149,9 @@ class Watched:
 class Watch:
     """All workers of this host."""
 
-    def __init__(self, workers: HostWorkers) -> None:
+    def __init__(self, workers: HostWorkers, holder: Holder) -> None:
         self._workers = workers
+        self._holder = holder
         self._examining: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -159,18 +162,18 @@ class Watch:
             await asyncio.sleep(look_s)
             now = time.monotonic()
             elapsed, before = min(now - before, 2 * look_s), now
-            self._look([w for w in workers if w.line.is_read], elapsed)
+            self._measure([w for w in workers if w.line.is_read], elapsed)
             self._end_stopped_templates()
 
     def _end_stopped_templates(self) -> None:
-        """Only a template can tell how its workers end. One that is stopped doesn't: it goes, and then the
-        kernel tells us.
+        """Only a template learns how its workers ended. One that is stopped doesn't report it: it is killed,
+        and then the kernel tells us.
         """
         for worker in self._workers.running():
             if not kernel.is_alive(worker.pid) and kernel.state_of(worker.template.pid) in ("T", "t"):
                 worker.template.kill()
 
-    def _look(self, workers: list[WorkerProcess], elapsed: float) -> None:
+    def _measure(self, workers: list[WorkerProcess], elapsed: float) -> None:
         quiet = [w for w in workers if w.watched.look(w.pid, elapsed)]
         due = [w for w in quiet if w.watched.wants_account(w.spec.quiet_s / 2)]
         used = kernel.used_by({w.pid for w in due if w.watched.stage is not Stage.RETURNED})
@@ -183,9 +186,9 @@ class Watch:
                 vitals = worker.watched.vitals(worker.spec, worker.pid)
                 late.setdefault(worker.spec.epoch, []).append(vitals)
         for epoch, found in late.items():
-            self._workers.say(wire.Quiet(epoch, found))
+            self._holder.send(wire.Quiet(epoch, found))
 
-    # ------------------------------------------------------------------ a closer look
+    # ------------------------------------------------------------------ examining
 
     def examine(self, message: wire.Examine) -> None:
         task = asyncio.ensure_future(self._examine(message))
@@ -195,7 +198,7 @@ class Watch:
     async def _examine(self, message: wire.Examine) -> None:
         workers = [w for w in self._workers.running() if w.spec.epoch == message.epoch]
         found = await asyncio.gather(*(find(worker) for worker in workers))
-        self._workers.say(wire.Examined(message.epoch, message.look, list(found)))
+        self._holder.send(wire.Examined(message.epoch, message.look, list(found)))
 
 
 async def find(worker: WorkerProcess) -> Finding:
@@ -219,7 +222,7 @@ async def find(worker: WorkerProcess) -> Finding:
 
 
 async def take_stacks(pid: int, page: Page) -> stacks.Stacks:
-    """Of a worker, by whatever means there is."""
+    """The stacks of a worker: by its own signal handler, else with py-spy."""
     found, main_thread = stacks.NONE, Seen(page).main_thread
     if main_thread and kernel.state_of(pid) not in ("T", "t"):
         found = stacks.parse(await _dump(pid, page), main_thread)
@@ -232,7 +235,7 @@ async def _dump(pid: int, page: Page) -> str:
     kernel.send_signal(pid, stacks.SIGNAL)
     text, deadline = "", time.monotonic() + _DUMP_S
     while time.monotonic() < deadline:
-        await asyncio.sleep(_DUMP_LOOK_S)
+        await asyncio.sleep(_DUMP_POLL_S)
         before, text = text, page.stacks(since)
         if text and text == before:
             break

@@ -1,8 +1,8 @@
 """The socket between an agent and one of its workers.
 
-What the worker says goes through the spool, and to the driver. It is read only while there is room for it:
-else the worker waits in ``report()`` until a driver has dealt with what it said, or the disk has space again.
-What the driver says to the worker is queued where the worker doesn't read.
+Messages from the worker go through the spool, and to the driver. They are read only while there is room for
+them: else the worker waits in ``report()`` until a driver has acknowledged some, or the disk has space again.
+Messages to the worker are queued while the worker doesn't read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everstep.agent.spool import Spool
 from everstep.protocol import wire, words
 
 _READ = 1 << 18
-_DISK_LOOK_S = 0.5
+_DISK_RETRY_S = 0.5
 
 
 class WorkerLine:
@@ -36,7 +36,7 @@ class WorkerLine:
         self._outbox = Outbox(sock, overflowed)
         self.spool = Spool(Path(f"{spec.log_path}.spool"))
         self.state = b""
-        """What the driver said of all that the spool no longer holds."""
+        """The driver's summary of all that the spool no longer holds."""
         self._reading = False
         self._over = False
         self._disk_timer: asyncio.TimerHandle | None = None
@@ -44,15 +44,15 @@ class WorkerLine:
 
     @property
     def is_read(self) -> bool:
-        """A driver gets what the worker says. Otherwise the worker may wait in ``report()`` as long as that
-        takes.
+        """Whether a driver gets what the worker sends. Otherwise the worker may have to wait in
+        ``report()``.
         """
         return self._reading and self._holder.connection is not None
 
     # ------------------------------------------------------------------ from the worker
 
     def adjust(self) -> None:
-        """Read, or leave it, as things are now."""
+        """Begin or cease to read, as room and driver allow."""
         wanted = not self._over and self._holder.keeps_up and not self.spool.full
         if wanted and not self._reading:
             self._loop.add_reader(self._sock, self._read)
@@ -60,7 +60,7 @@ class WorkerLine:
             self._loop.remove_reader(self._sock)
         self._reading = wanted
         if self.spool.waits_for_disk and self._disk_timer is None:
-            self._disk_timer = self._loop.call_later(_DISK_LOOK_S, self._try_disk)
+            self._disk_timer = self._loop.call_later(_DISK_RETRY_S, self._try_disk)
 
     def _try_disk(self) -> None:
         self._disk_timer = None
@@ -79,7 +79,7 @@ class WorkerLine:
             return False
         offset = self.spool.end
         self.spool.append(data)
-        self._holder.say(self._passed_on(offset, data))
+        self._holder.send(self._passed_on(offset, data))
         self.adjust()
         return True
 
@@ -92,23 +92,23 @@ class WorkerLine:
         self.state = state
         self.adjust()
 
-    def tell_again(self, connection: Connection) -> None:
-        """Everything that no driver has dealt with."""
+    def repeat_to(self, connection: Connection) -> None:
+        """Send a later driver everything that no driver has acknowledged."""
         for offset, data in self.spool.chunks():
             connection.send(self._passed_on(offset, data))
 
     # ------------------------------------------------------------------ to the worker
 
-    def tell(self, body: bytes) -> None:
+    def send(self, body: bytes) -> None:
         replaces = ""
         if self._outbox.waits and isinstance(words.to_worker.decode(body[4:]), words.CommitTold):
-            replaces = "committed"  # each says: all up to this one
+            replaces = "committed"  # each of them covers all earlier ones
         self._outbox.put(body, replaces)
 
     # ------------------------------------------------------------------ the end
 
     def end(self) -> None:
-        """The process is gone: read what it said last."""
+        """The process is gone: read its last messages."""
         while self._read():
             pass
         self._over = True
@@ -117,7 +117,7 @@ class WorkerLine:
         self._sock.close()
 
     def forget(self) -> None:
-        """Nobody will ask again for what it said."""
+        """No driver will need its messages again."""
         if self._disk_timer is not None:
             self._disk_timer.cancel()
             self._disk_timer = None

@@ -33,7 +33,7 @@ class WorkerProcess:
     oom_before: int
     pid: int = 0
     uploaded: deque[wire.Uploaded] = field(default_factory=lambda: deque(maxlen=MOST_UPLOADED))
-    """What we uploaded for it, and a later driver may have to be told."""
+    """What we uploaded for it: a later driver may have to learn of it."""
     exited: wire.Exited | None = None
     stop_signal: int = 0
     """The signal that it was sent, or is to be sent as soon as it has a pid; 0: it may go on."""

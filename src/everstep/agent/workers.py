@@ -35,16 +35,16 @@ from everstep.protocol.progress import Page, shared_memory
 
 
 class HostWorkers:
-    """``ended`` is called with each worker that is gone, after all that it said has been passed on."""
+    """``ended`` is called with each worker that is gone, after all its messages have been passed on."""
 
     def __init__(self, folder: Path, holder: Holder, ended: Callable[[WorkerProcess], None]) -> None:
         self._folder = folder
         self._holder = holder
-        self._tell_ended = ended
+        self._on_ended = ended
         self._loop = asyncio.get_running_loop()
         self._live: dict[tuple[int, int], WorkerProcess] = {}
         self._ended: dict[tuple[int, int], WorkerProcess] = {}
-        """Of the present epoch: a later driver must hear how they ended."""
+        """Of the present epoch: a later driver must learn how they ended."""
         self.memory = Memory()
         self._uploads = HostUploads(holder, self.memory, self._known)
         self.peers = Peers(folder, holder, self.memory)
@@ -64,9 +64,6 @@ class HostWorkers:
     def running(self) -> list[WorkerProcess]:
         """Those that have a process."""
         return [worker for worker in self._live.values() if worker.pid]
-
-    def say(self, message: wire.Quiet | wire.Examined) -> None:
-        self._holder.say(message)
 
     def pids(self) -> set[int]:
         """Of workers, and of processes that are about to become one."""
@@ -133,7 +130,7 @@ class HostWorkers:
         self._live[worker.key] = worker
         template.fork(spec, theirs.detach(), asks.detach(), output, os.dup(progress))
 
-    def template_said(self, word: template_words.AnyWord) -> None:
+    def on_template_message(self, word: template_words.AnyWord) -> None:
         match word:
             case template_words.Forked():
                 self._forked(word)
@@ -150,22 +147,22 @@ class HostWorkers:
         if worker is None:
             return
         worker.pid = word.pid
-        self._holder.say(wire.Spawned(word.epoch, worker.spec.generation, word.rank, word.pid))
+        self._holder.send(wire.Spawned(word.epoch, worker.spec.generation, word.rank, word.pid))
         if worker.stop_signal:
             self.signal(worker, worker.stop_signal)
 
     # ------------------------------------------------------------------ talking
 
-    def tell(self, epoch: int, ranks: list[int], body: bytes) -> None:
+    def send_to(self, epoch: int, ranks: list[int], body: bytes) -> None:
         for rank in ranks:
             worker = self._live.get((epoch, rank))
             if worker is not None:
-                worker.line.tell(body)
+                worker.line.send(body)
 
-    def tell_all(self, message: words.Undriven) -> None:
+    def send_to_all(self, message: words.Undriven) -> None:
         body = framing.frame(message)
         for worker in list(self._live.values()):
-            worker.line.tell(body)
+            worker.line.send(body)
 
     def acknowledged(self, message: wire.Acknowledge) -> None:
         for generation, rank, offset, state in message.ranks:
@@ -182,12 +179,12 @@ class HostWorkers:
                 worker.output.catch_up()
 
     def hand_over(self, connection: Connection, lighthouse: str) -> None:
-        """Tell a later driver what is here, and again all that nobody has dealt with."""
+        """Send a later driver what is here, and again all messages that no driver has acknowledged."""
         everybody = [*self._ended.values(), *self._live.values()]
         held = [worker.held() for worker in everybody]
         connection.send(wire.Inventory(held, lighthouse, self.memory.copies()))
         for worker in everybody:
-            worker.line.tell_again(connection)
+            worker.line.repeat_to(connection)
             for uploaded in worker.uploaded:
                 connection.send(uploaded)
             if worker.exited is not None:
@@ -233,8 +230,8 @@ class HostWorkers:
         ended = [w for w in self._live.values() if w.pid == pid]
         left = [w for w in self._live.values() if w.template.pid == pid and w.pid != pid]
         if left:
-            # A template that was let go leaves its workers to us; but it may have seen the end of some, with
-            # nobody to tell, and never have forked others.
+            # A template that was let go leaves its workers to us; but it may have seen the end of some that
+            # it could report to nobody, and never have forked others.
             children = {child for child, _ in kernel.children_of(os.getpid())}
             ended += [w for w in left if w.pid not in children]
         for worker in ended:
@@ -246,7 +243,7 @@ class HostWorkers:
             self._end(worker, status, 0)
 
     def _end(self, worker: WorkerProcess, status: int, peak_rss: int) -> None:
-        """The process is gone. All that it sent is told before that."""
+        """The process is gone. All that it sent is passed on before its exit is."""
         del self._live[worker.key]
         worker.line.end()
         worker.memory.close()
@@ -254,12 +251,12 @@ class HostWorkers:
         worker.watched.page.close()
         worker.exited = exited(worker, status, peak_rss)
         self._ended[worker.key] = worker
-        self._holder.say(worker.exited)
+        self._holder.send(worker.exited)
         # What it started (data loaders, helpers) goes with it; nobody waits for that.
         if worker.pid:
             self._loop.call_soon(kernel.kill_sessions, {worker.pid})
         self._uploads.clear_away(worker, lambda: scratch.remove(self._folder, Path(worker.spec.scratch)))
-        self._tell_ended(worker)
+        self._on_ended(worker)
 
     def forget_ended(self) -> None:
         for worker in self._ended.values():

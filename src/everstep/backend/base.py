@@ -1,8 +1,8 @@
-"""What a framework has to say about turning workers into one distributed job.
+"""How a framework turns workers into one distributed job.
 
 A backend travels with the training function to the workers. It knows nothing of hosts or engines: the driver
 decides who is in a group, the backend only joins them. It decides nothing about failures either; it only
-tells the echo of a peer's death from a cause.
+distinguishes the echo of a peer's death from a cause.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Backend(Protocol):
         ...
 
     def collectives(self) -> tuple[int, int]:
-        """How many this process has begun: (of the whole group, of parts of it). Asked from another thread,
+        """How many this process has begun: (of the whole group, of parts of it). Called from another thread,
         also while one is under way.
         """
         ...
@@ -89,7 +89,7 @@ class Backend(Protocol):
 
 
 def packages_of(backend: Backend) -> list[str]:
-    """What must be installed wherever this backend's workers run."""
+    """Packages that every host of this backend's workers needs."""
     return list(dict.fromkeys(name.partition(".")[0] for name in backend.preload()))
 
 

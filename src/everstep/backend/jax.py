@@ -4,11 +4,11 @@ JAX's coordinator lives in the leader and takes no socket, only an address that 
 that somebody else has taken crashes it. So the port is held until the coordinator is up (``hold_port``), and
 is a new one in every epoch.
 
-Known in JAX 0.10 (tried), and met here:
+Known in JAX 0.10 (tried), and handled here:
 
 - A peer's death reaches the others as an error in their collective, within milliseconds. The leader's death
   takes the coordinator along, and JAX ends every other process with ``SIGABRT`` within 0.1 s, which nothing
-  in Python can prevent: ``is_peer_abort`` knows its last words.
+  in Python can prevent: ``is_peer_abort`` knows the message that it prints.
 - Without ``jax_enable_recoverability`` leaving is a barrier, and a peer that is gone turns it into an abort
   of all others, minutes later. With it nobody waits, so the leader has to stay until all have left.
 - A client that connects before the coordinator listens tries again after a second.
@@ -44,7 +44,7 @@ from everstep.refusals import answers_unknown_arguments
 LEADER_STAYS_S = 3600.0
 """How long the leader, who hosts the coordinator, stays for ranks that still train after it returned."""
 DISCONNECT_S = 10.0
-"""How long saying goodbye to the coordinator may take."""
+"""How long disconnecting from the coordinator may take."""
 _ABORT_MARGIN_S = 60.0  # JAX ends the process at its own time limit: ours comes first, and is an exception
 
 _MULTISLICE_PORT = "MEGASCALE_PORT"
@@ -212,7 +212,9 @@ class JaxBackend:
 
 
 class JaxScriptBackend(JaxBackend):
-    """``JaxBackend``, and a script that calls ``jax.distributed.initialize()`` is content with it."""
+    """``JaxBackend`` for scripts that call ``jax.distributed.initialize()`` themselves: the call does
+    nothing.
+    """
 
     def join(self, member: Member, endpoint: Endpoint, timeout_s: float) -> None:
         super().join(member, endpoint, timeout_s)
@@ -222,11 +224,11 @@ class JaxScriptBackend(JaxBackend):
 
 
 def _is_initialized(*_: Any, **__: Any) -> None:
-    """Wherever the script says that the processes meet: they have met already."""
+    """In place of ``jax.distributed.initialize``: the processes have met already."""
 
 
 def _multislice_port() -> int:
-    """Where slices reach each other: where the user says, so that firewalls can let it through."""
+    """The port at which slices reach each other. The user can choose it, so that firewalls let it through."""
     given = os.environ.get(_MULTISLICE_PORT, "").strip() or str(_DEFAULT_MULTISLICE_PORT)
     if not given.isdecimal() or not 0 < int(given) < 1 << 16:
         raise ConfigError(
@@ -248,8 +250,8 @@ def _hold_port_beside(address: str, taken: range) -> socket.socket:
 
 
 def _multislice_variables(member: Member, endpoint: Endpoint) -> dict[str, str | None]:
-    """What tells libtpu of the other slices: from the live worker group, whatever the Pod was given. Only the
-    port is the user's.
+    """The variables by which libtpu finds the other slices: from the live worker group, in place of the
+    Pod's. Only the port is the user's.
     """
     if member.num_slices <= 1:
         return dict.fromkeys(_MULTISLICE)
@@ -271,7 +273,7 @@ def _around_proxies(address: str) -> dict[str, str | None]:
     return {"no_grpc_proxy": ",".join(dict.fromkeys([*addresses, address]))}
 
 
-# Below: what JAX has no public name for. Where a version lacks one, its own default stays.
+# Below: private names of JAX. Where a version lacks one, JAX's own default stays.
 
 
 def _internal(name: str) -> Any:
@@ -282,7 +284,7 @@ def _internal(name: str) -> Any:
 
 
 def _keep_what_is_compiled() -> None:
-    """A restart compiles what the epoch before it has compiled already, on this machine: let it find that."""
+    """Cache compiled programs on this machine, for the next attempt."""
     import jax
 
     folder = os.environ.get("EVERSTEP_CACHE")
@@ -348,7 +350,7 @@ _ERRORS_ONLY, _FATAL_ONLY = 2, 3
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Spare every start the warning that recoverability is an experiment."""
+    """Without JAX's warning, at every start, that recoverability is experimental."""
     _set_log_level(_ERRORS_ONLY)
     try:
         yield

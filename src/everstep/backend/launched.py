@@ -1,6 +1,6 @@
 """Processes that a launcher such as torchrun has started: with ``num_workers=0`` they are one group.
 
-What a launcher says of them is in the environment. How they reach each other is a backend's business.
+The launcher describes them in the environment. How they reach each other is up to a backend.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from everstep.backend.base import Endpoint, Member
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _OWN_RUN_ID = "everstep"
-"""What our own workers find there: no launcher has started them."""
+"""The value in our own workers, which no launcher has started."""
 
 
 def launched_member(environment: Mapping[str, str], devices: tuple[str, ...] = ()) -> Member | None:
@@ -62,7 +62,7 @@ class LaunchedGroup(Protocol):
     def told_by_leader(self) -> Iterator[bytes]: ...
 
     def hang_up(self) -> None:
-        """Nobody is listened to any more: what waits for words of others ends."""
+        """End all that waits for messages."""
         ...
 
 

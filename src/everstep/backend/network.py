@@ -1,6 +1,6 @@
 """Where a group of workers meets: addresses, ports and interfaces of the host that a worker is on.
 
-What is said over a port is the framework's business; here it is only taken, held and waited for.
+The connections are the framework's; here ports are only taken, held and waited for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import time
 
 _BACKLOG = 4096
-_FIRST_LOOK_S = 0.001
-_LAST_LOOK_S = 0.05
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
 
 
 def is_loopback(address: str) -> bool:
@@ -61,7 +61,7 @@ def hold_port(address: str) -> socket.socket:
 
 def wait_until_listening(address: str, port: int, deadline: float) -> None:
     """Return when somebody listens there. Raises ``TimeoutError`` at ``deadline`` (monotonic seconds)."""
-    pause = _FIRST_LOOK_S
+    pause = _FIRST_PAUSE_S
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -73,7 +73,7 @@ def wait_until_listening(address: str, port: int, deadline: float) -> None:
             continue
         except OSError:
             time.sleep(min(pause, left))
-            pause = min(2 * pause, _LAST_LOOK_S)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def interface_of(address: str) -> str | None:
@@ -87,15 +87,15 @@ def interface_of(address: str) -> str | None:
 
 
 def interface_variables(address: str) -> dict[str, str | None]:
-    """Keep the connections of gloo and NCCL on the address that the group meets at, unless the user has said
-    where they should be.
+    """Keep the connections of gloo and NCCL on the address that the group meets at, unless the user has
+    chosen an interface.
     """
     interface = interface_of(address)
     if interface is None:
         return {}
     names = ["GLOO_SOCKET_IFNAME"]
     if is_loopback(address):
-        names.append("NCCL_SOCKET_IFNAME")  # elsewhere NCCL knows better: it looks for the fastest
+        names.append("NCCL_SOCKET_IFNAME")  # elsewhere NCCL finds the fastest one itself
     return {name: interface for name in names if name not in os.environ}
 
 

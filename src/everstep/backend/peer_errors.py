@@ -1,11 +1,11 @@
-"""Telling the echo of a peer's death from a cause: what frameworks say when the other end went away."""
+"""Which errors are echoes of a peer's death, by the messages of frameworks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-# What gloo says when the other end went away, or never answered. Its other errors are the user's: ranks that
+# Gloo's messages when the other end went away, or never answered. Its other errors are the user's: ranks that
 # call different collectives, or with different shapes.
 _GLOO = re.compile(
     r"gloo.*(closed by peer|reset by peer|broken pipe|connection refused|socket closed|timed out waiting"
@@ -15,7 +15,7 @@ _GLOO = re.compile(
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was raised ``from``: a wrapped echo is one still."""
+    """The error, and those that it was raised ``from``: an echo may be wrapped."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

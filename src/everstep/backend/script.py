@@ -14,7 +14,7 @@ from everstep.backend.visibility import visible_devices
 
 
 class ScriptBackend(TorchBackend):
-    """The rendezvous of ``TorchBackend``, and the group is the script's own business."""
+    """The rendezvous of ``TorchBackend``. The script makes the process group itself."""
 
     def __init__(self, max_restarts: int) -> None:
         super().__init__(TorchConfig())

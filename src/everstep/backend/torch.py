@@ -218,15 +218,16 @@ class TorchBackend:
         if self._store is None:
             return
         if member.group_size > 1:
-            # One that has met all others can be done before two of them have met each other, and leave them.
+            # A rank that has met all others may be done before two of those have met each other: it must stay
+            # until then.
             self._unless_peers_are_gone(LEADER_STAYS_S, lambda: self._wait_for_all(_JOINED))
         if dist.is_available() and dist.is_initialized():
             self._unless_peers_are_gone(DESTROY_S, dist.destroy_process_group)
         if member.group_size > 1:
-            self._unless_peers_are_gone(LEADER_STAYS_S, lambda: self._say_goodbye(member))
+            self._unless_peers_are_gone(LEADER_STAYS_S, lambda: self._leave_store(member))
         self._store = None
 
-    def _say_goodbye(self, member: Member) -> None:
+    def _leave_store(self, member: Member) -> None:
         self._count(_LEFT, member)
         if self._hosts_store:
             self._wait_for_all(_LEFT)

@@ -1,4 +1,4 @@
-"""Processes that torchrun started, and the store that it gave them: here they tell each other things."""
+"""Processes that torchrun started send each other messages through the store that it gave them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch.distributed as dist
 from everstep.backend.base import Endpoint, Member
 
 _WAIT = timedelta(hours=1)
-"""For what the others do at about the same time: to share something, or to come to a barrier."""
-_LOOK = timedelta(minutes=1)
+"""How long to wait for what the others do at about the same time: sharing something, or a barrier."""
+_POLL = timedelta(minutes=1)
 _numbers = itertools.count(1)
 
 
@@ -34,11 +34,11 @@ class TorchrunGroup:
         hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self._server = None if hosted or member.rank else self._connect(is_master=True)
         self._store = self._connected()
-        self._telling = self._connected()  # while the function's own thread waits at a barrier
+        self._sending = self._connected()  # while the function's own thread waits at a barrier
         self._upwards = itertools.count(1)
         self._downwards = [itertools.count(1) for _ in range(member.world_size)]
         self._awaited: dict[str, str] = {}
-        """The keys that threads wait for, by whose words they are."""
+        """The keys that threads wait for, by where the messages come from."""
         self._hung_up = False
         self._shared = itertools.count(1)
         self._barriers = itertools.count(1)
@@ -48,7 +48,7 @@ class TorchrunGroup:
         return dist.TCPStore(address, port, is_master=is_master, timeout=_WAIT, wait_for_workers=False)
 
     def _connected(self) -> dist.PrefixStore:
-        """A connection of one's own: waiting on one holds up whoever else uses it."""
+        """A new connection: waiting on one would hold up all others that use it."""
         return dist.PrefixStore(self._prefix, self._connect())
 
     def share(self, data: bytes) -> bytes:
@@ -65,24 +65,24 @@ class TorchrunGroup:
         self._store.wait([f"{key}/all"], _WAIT)
 
     def tell_leader(self, frame: bytes) -> None:
-        self._telling.set(f"up/{self.member.rank}/{next(self._upwards)}", frame)
+        self._sending.set(f"up/{self.member.rank}/{next(self._upwards)}", frame)
 
     def told_by(self, rank: int) -> Iterator[bytes]:
-        return self._told(f"up/{rank}")
+        return self._messages(f"up/{rank}")
 
     def tell(self, rank: int, frame: bytes) -> None:
-        self._telling.set(f"down/{rank}/{next(self._downwards[rank])}", frame)
+        self._sending.set(f"down/{rank}/{next(self._downwards[rank])}", frame)
 
     def told_by_leader(self) -> Iterator[bytes]:
-        return self._told(f"down/{self.member.rank}")
+        return self._messages(f"down/{self.member.rank}")
 
-    def _told(self, where: str) -> Iterator[bytes]:
+    def _messages(self, where: str) -> Iterator[bytes]:
         store = self._connected()
         for number in itertools.count(1):
             key = self._awaited[where] = f"{where}/{number}"
             while not self._hung_up:
                 try:
-                    store.wait([key], _LOOK)
+                    store.wait([key], _POLL)
                     break
                 except dist.DistNetworkError:
                     return  # the launcher is gone, and all of its processes with it
@@ -90,12 +90,12 @@ class TorchrunGroup:
                     continue  # nothing yet
             if self._hung_up:
                 return
-            told = bytes(store.get(key))
+            message = bytes(store.get(key))
             store.delete_key(key)
-            yield told
+            yield message
 
     def hang_up(self) -> None:
         self._hung_up = True
         with suppress(dist.DistNetworkError):  # the launcher is gone, and nobody waits any more
             for key in [*self._awaited.values()]:
-                self._telling.set(key, b"")
+                self._sending.set(key, b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from everstep.backend.base import Member
 
-# A process that uses part of a TPU host has to say what shape its part has. With all chips nothing is said.
+# A process that uses part of a TPU host has to give the shape of its part; with all chips it gives none.
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
 
 

@@ -136,18 +136,20 @@ class Logs:
         if attempt is not None and attempt not in attempts:
             known = ", ".join(map(str, sorted(attempts))) or "none"
             raise click.ClickException(f"there is no attempt {attempt} in {folder}; there is {known}")
-        ranks = {int(f.name.split("-")[1].split(".")[0]) for f in folder.glob("attempt-*/rank-*.log*")}
+        ranks = {_number(path) for path in folder.glob("attempt-*/rank-*.log*")}
         if rank is not None and ranks and rank not in ranks:
             known = ", ".join(map(str, sorted(ranks)))
             raise click.ClickException(f"there is no rank {rank} in {folder}; there is {known}")
 
     def _attempts(self) -> set[int]:
-        return {int(f.name.split("-")[1].split(".")[0]) for f in self._folder.glob("attempt-*")}
+        return {_number(path) for path in self._folder.glob("attempt-*")}
 
     def news(self, unfinished: bool) -> Iterator[tuple[Path, bytes]]:
-        """What was printed since the last call, in whole lines; also one that isn't, if it is wanted."""
+        """What was printed since the last call, in whole lines; ``unfinished``: and the beginning of the
+        next.
+        """
         for folder in sorted(self._folder.glob("attempt-*")):
-            attempt = int(folder.name.split("-")[1].split(".")[0])
+            attempt = _number(folder)
             if attempt < self._first or (self._fixed is not None and attempt != self._fixed):
                 continue
             for path in sorted(folder.glob(self._files)):
@@ -164,10 +166,14 @@ class Logs:
                     yield path, data
 
 
+def _number(path: Path) -> int:
+    """Of the attempt, or of the rank, that a folder or file of logs is named after."""
+    return int(path.name.split("-")[1].split(".")[0])
+
+
 def _print(path: Path, data: bytes) -> None:
-    rank = int(path.name.split("-")[1].split(".")[0])
     for line in data.decode(errors="replace").splitlines():
-        click.echo(f"[rank {rank}] {line}")
+        click.echo(f"[rank {_number(path)}] {line}")
 
 
 # ---------------------------------------------------------------------- top
@@ -181,9 +187,9 @@ def _print(path: Path, data: bytes) -> None:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look.",
+    help="How often to measure.",
 )
-@click.option("--once", is_flag=True, help="One look, and no more.")
+@click.option("--once", is_flag=True, help="Measure once, and end.")
 def top(run: str, every: float, once: bool) -> None:
     """How fast the workers of a run are, and what they use.
 
@@ -200,12 +206,12 @@ def top(run: str, every: float, once: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)  # in a file or a pipe, nothing has to be cut
-    before = usage.look(actions.live_run(run).workers)
+    before = usage.sample(actions.live_run(run).workers)
     with Live(console=console, auto_refresh=False, transient=once) as screen:
         try:
             while (live := live_runs().get(run)) is not None:
                 time.sleep(every)
-                now = usage.look(live.workers)
+                now = usage.sample(live.workers)
                 table = _usage_table(usage.between(before, now), len(live.workers) - len(now))
                 before = now
                 if once or not console.is_terminal:

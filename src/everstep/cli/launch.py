@@ -1,4 +1,4 @@
-"""``everstep run``: what torchrun starts, unchanged, and it survives."""
+"""``everstep run``: runs unchanged torchrun scripts, and restarts what fails."""
 
 from __future__ import annotations
 
@@ -172,7 +172,9 @@ def _hosts(text: str) -> tuple[int, int]:
 
 
 def _by_its_option(message: str) -> str:
-    """The budget has the name of a setting, and here it is an option."""
+    """The error with the option's name in place of the setting's: ``max_failures`` is ``--max-restarts``
+    here.
+    """
     return re.sub(r"(?m)^(no restart allowed \()?max_failures=", r"\1--max-restarts ", message)
 
 

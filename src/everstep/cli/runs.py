@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _SHOWN = 5
-"""So many of a run's checkpoints are shown, the newest."""
+"""How many of a run's checkpoints are shown: the newest ones."""
 
 
 class RunCommand(click.Command):
-    """A command whose errors are told in a line."""
+    """A command whose errors are printed as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from everstep.errors import EverstepError
@@ -271,7 +271,7 @@ def _await_end(facts: Facts, name: str, timeout: float) -> None:
     tail, history, lease = Tail(facts.store), History(), facts.history.lease
     deadline = time.monotonic() + timeout
     while True:
-        # Before the look: what it wrote before its death is seen.
+        # Before reading: what it wrote before its death is read, then.
         dead = facts.history.owner is not None and is_dead(facts.history.owner)
         for record in tail.news():
             history.apply(record)

@@ -58,7 +58,7 @@ def sim_check(
     if plant is not None and plant not in MISTAKES:
         raise click.UsageError(f"no mistake is called {plant!r}: there is {', '.join(MISTAKES)}")
     first = random.SystemRandom().randrange(10**9) if seed is None else seed
-    if story and schedules == 1 and _tell_one(first, plant):
+    if story and schedules == 1 and _print_story(first, plant):
         return
     with _bar(schedules, f"schedules from seed {first}", hidden=as_json) as moved:
         tally = hunt(
@@ -69,13 +69,13 @@ def sim_check(
         click.echo(json.dumps(_as_json(tally, found, first, plant)))
     else:
         for finding in found:
-            _tell_found(finding, plant, story)
-        _tell(tally, first, plant)
+            _print_violation(finding, plant, story)
+        _print_tally(tally, first, plant)
     if tally.found or tally.interrupted:
         raise SystemExit(1 if tally.found else 130)
 
 
-def _tell_one(seed: int, plant: str | None) -> bool:
+def _print_story(seed: int, plant: str | None) -> bool:
     """The story of a schedule that holds. False: it doesn't."""
     from everstep.sim.mistakes import MISTAKES
     from everstep.sim.planting import planted
@@ -106,7 +106,7 @@ def _shortest(seed: int, plant: str | None) -> FailedSchedule:
         return shrink(finding)
 
 
-def _tell(tally: Tally, first: int, plant: str | None) -> None:
+def _print_tally(tally: Tally, first: int, plant: str | None) -> None:
     speed = tally.schedules / tally.seconds if tally.seconds else 0.0
     violations = len(tally.found)
     click.echo(
@@ -129,7 +129,7 @@ def _counts(counter: dict[Any, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in ordered)
 
 
-def _tell_found(finding: FailedSchedule, plant: str | None, story: bool) -> None:
+def _print_violation(finding: FailedSchedule, plant: str | None, story: bool) -> None:
     from everstep.sim.scenario import draw
 
     lines = finding.story.text().splitlines()
@@ -174,7 +174,7 @@ def _as_json(tally: Tally, found: list[FailedSchedule], first: int, plant: str |
 
 @contextmanager
 def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[float], None]]:
-    """A progress bar on a terminal; nothing elsewhere. What it yields is told how far things are."""
+    """A progress bar on a terminal; nothing elsewhere. Yields the function that moves it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -191,7 +191,7 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
 
 
 @click.command()
-@click.option("--preset", metavar="NAME", help="A known cluster and its failures; 'list' tells which.")
+@click.option("--preset", metavar="NAME", help="A known cluster and its failures; 'list' names them.")
 @click.option("--slices", type=click.IntRange(min=1), help="How many slices the job wants.")
 @click.option("--hosts-per-slice", type=click.IntRange(min=1), help="Hosts that live and die together.")
 @click.option("--spares", type=click.IntRange(min=0), help="Slices more than the job wants.")
@@ -200,17 +200,19 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
 @click.option(
     "--days",
     type=click.FloatRange(min=0, min_open=True),
-    help="How long. With a trace: as long as that tells of.",
+    help="How long. With a trace: by default as long as the trace.",
 )
-@click.option("--step-s", type=click.FloatRange(min=0, min_open=True), help="Seconds a step.")
+@click.option("--step-s", type=click.FloatRange(min=0, min_open=True), help="Seconds per step.")
 @click.option(
-    "--checkpoint-every-s", type=click.FloatRange(min=0, min_open=True), help="Between checkpoints."
+    "--checkpoint-every-s", type=click.FloatRange(min=0, min_open=True), help="Seconds between checkpoints."
 )
 @click.option(
     "--checkpoint-cost-s", type=click.FloatRange(min=0), help="Seconds that training pauses per checkpoint."
 )
 @click.option(
-    "--snapshot-every-s", type=click.FloatRange(min=0, min_open=True), help="Between snapshots in memory."
+    "--snapshot-every-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds between snapshots in memory.",
 )
 @click.option(
     "--snapshot-cost-s", type=click.FloatRange(min=0), help="Seconds that training pauses per snapshot."
@@ -222,18 +224,34 @@ def _bar(total: float, what: str, hidden: bool = False) -> Iterator[Callable[[fl
 @click.option(
     "--mtbf", "mtbf_h", type=click.FloatRange(min=0, min_open=True), help="Hours between failures of a host."
 )
-@click.option("--host-share", type=click.FloatRange(0, 1), help="Of the failures, those that cost the host.")
+@click.option("--host-share", type=click.FloatRange(0, 1), help="Share of the failures that cost the host.")
 @click.option("--repair-h", type=click.FloatRange(min=0), help="Hours until a lost host is back.")
 @click.option("--trace", metavar="FILE", help="Hosts that come and go: lines 'milliseconds,add|remove,node'.")
 @click.option(
     "--notice-s", type=click.FloatRange(min=0), help="Seconds of warning before a host of the trace leaves."
 )
-@click.option("--detect-s", type=click.FloatRange(min=0), help="Everstep notices a dead worker.")
-@click.option("--prepare-s", type=click.FloatRange(min=0), help="Everstep gets a new host ready.")
-@click.option("--start-s", type=click.FloatRange(min=0), help="Everstep starts workers on ready hosts.")
-@click.option("--restore-s", type=click.FloatRange(min=0), help="Loading a checkpoint, for every policy.")
-@click.option("--restore-memory-s", type=click.FloatRange(min=0), help="Restoring a snapshot from memory.")
-@click.option("--full-restart-s", type=click.FloatRange(min=0), help="The other policy starts all workers.")
+@click.option(
+    "--detect-s", type=click.FloatRange(min=0), help="Seconds until Everstep notices a dead worker."
+)
+@click.option(
+    "--prepare-s", type=click.FloatRange(min=0), help="Seconds until Everstep has a new host ready."
+)
+@click.option(
+    "--start-s",
+    type=click.FloatRange(min=0),
+    help="Seconds that Everstep takes to start workers on ready hosts.",
+)
+@click.option(
+    "--restore-s", type=click.FloatRange(min=0), help="Seconds to load a checkpoint, for every policy."
+)
+@click.option(
+    "--restore-memory-s", type=click.FloatRange(min=0), help="Seconds to restore a snapshot from memory."
+)
+@click.option(
+    "--full-restart-s",
+    type=click.FloatRange(min=0),
+    help="Seconds that the other policy takes to start all workers.",
+)
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="everstep, full-restart; or both.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the failures that are drawn.")
 @click.option("--advice/--no-advice", default=True, help="Also simulate what might be better.")
@@ -294,7 +312,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps(_forecast_json(preset, question, answers, found)))
     else:
-        _tell_forecast(preset, question, answers, found)
+        _print_forecast(preset, question, answers, found)
         if plot_to is not None:
             click.echo(f"\npicture: {plot_to}")
 
@@ -323,7 +341,7 @@ def _question(preset: str | None, given: dict[str, Any]) -> ForecastQuestion:
             raise click.ClickException(str(error)) from error
         question = msgspec.structs.replace(question, days=max(end, 1.0) / 86400.0)
     if question.trace is not None and question.hosts_per_slice != 1:
-        raise click.UsageError("a trace tells of single hosts: it needs --hosts-per-slice 1")
+        raise click.UsageError("a trace lists single hosts: it needs --hosts-per-slice 1")
     if question.min_slices is not None and question.min_slices > question.slices:
         raise click.UsageError(f"--min-slices {question.min_slices} is above --slices {question.slices}")
     return question
@@ -354,7 +372,7 @@ def _title(preset: str | None, question: ForecastQuestion) -> str:
     return f"{preset + ': ' if preset else ''}{size}{spares}, {length}"
 
 
-def _tell_forecast(
+def _print_forecast(
     preset: str | None, question: ForecastQuestion, answers: list[ForecastAnswer], advice: list[Advice]
 ) -> None:
     from everstep.forecast.presets import PRESETS

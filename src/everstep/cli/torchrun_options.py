@@ -83,7 +83,7 @@ class LocalRanksType(click.ParamType):  # type: ignore[type-arg]  # generic sinc
 
 
 class RefusedOption(click.Option):
-    """One that is named, and not ignored."""
+    """An option of torchrun's that is an error here, with what to do instead."""
 
     def __init__(self, name: str, remedy: str, *, is_flag: bool) -> None:
         super().__init__(

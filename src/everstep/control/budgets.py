@@ -42,8 +42,8 @@ class Budgets:
         self.spent = dict.fromkeys(Budget, 0)
         self.backoff = Backoff(settings.deadlines)
         self.first_starts = FirstStarts(settings.deadlines.first_start_attempts)
-        self.told_unsaved = False
-        """The user knows that nothing is saved of what the groups that go on have learnt."""
+        self.warned_unsaved = False
+        """The user has been warned that there is no checkpoint of what the groups that go on have trained."""
 
     def left(self, budget: Budget) -> bool:
         limit = self.limits[budget]

@@ -185,7 +185,7 @@ class AskCheckpoint(Command, frozen=True):
 class CommitCheckpoint(Command, frozen=True):
     """Write the manifest and the journal record: ``CheckpointCommitted`` or ``CommitFailed``.
 
-    A folder that was discarded before fails: an agent may not have been told.
+    A folder that was discarded before fails: its agent may not know of that.
     """
 
     epoch: int
@@ -212,7 +212,7 @@ class EndRun(Command, frozen=True):
     stop: StopKind | None = None
 
 
-# What the user is told, and what the journal keeps, of a decision.
+# Records: shown to the user, and kept in the journal.
 
 
 class Record(Command, frozen=True, tag=True):
@@ -267,7 +267,7 @@ class RecoveryDecided(Record, frozen=True, tag="decided"):
     pause_s: float
     unsaved: int = 0
     """Steps of the groups that go on, and that a restart of all workers would lose: there is no checkpoint.
-    Told once.
+    Reported once.
     """
 
 

@@ -1,6 +1,6 @@
 """The controller of a run: events in, commands out.
 
-Here is the way in. What is told of hosts is in ``hosts``, what is told of workers in ``workers``; how
+This is the way in. Events about hosts are handled in ``hosts``, events about workers in ``workers``; how
 failures lead back to training is in ``recovery`` and ``starting``, how a run ends in ``ending``, when to move
 workers that could train on in ``moving``. All of them are functions over one ``Run``.
 """
@@ -58,7 +58,7 @@ class Controller:
             self._timers.pop((event.timer, event.key), None)
         if not isinstance(event, e.WorkerEvent):
             HANDLERS[type(event)](run, event)
-        elif (group := run.current(event)) is not None:
+        elif (group := run.group_for(event)) is not None:
             WORKER_HANDLERS[type(event)](run, group, event)
         if run.phase is Phase.ENDED:
             return run.out  # fenced: it changes nothing any more
@@ -68,7 +68,7 @@ class Controller:
             recovery.advance(run)
         ending.advance(run)
         starting.prepare_hosts(run)
-        moving.set_alarm(run)
+        moving.set_notice_timer(run)
         _assert_invariants(run)
         return [*self._set_timers(), *run.out]
 
@@ -100,7 +100,7 @@ def _open(run: Run, event: e.RunOpened) -> None:
     run.saved.checkpoints = Checkpoints(event.checkpoints, event.let_go)
     run.budgets.spent.update(event.spent)
     adopted, remains = event.adopted, event.remains
-    moving.recall(run, event.notices, {a.slice for a in adopted.assignments} if adopted else ())
+    moving.restore_notices(run, event.notices, {a.slice for a in adopted.assignments} if adopted else ())
     run.do(c.RequestCapacity(run.settings.workers_max))
     if adopted is not None:
         _adopt(run, adopted)
@@ -131,10 +131,10 @@ def _adopt(run: Run, adopted: e.Adopted) -> None:
         run.budgets.first_starts.over = True
     run.set_phase(Phase.RUNNING)
     run.saved.trains_since = run.now
-    moving.leave_in_peace(run)
+    moving.postpone_growth(run)
     if run.settings.group_size is None:
         members = {a.rank: a.host for a in adopted.assignments}
-        run.pass_on(run.saved.snapshots.adopt(members, slice_of, adopted.copies))
+        run.send_verdicts(run.saved.snapshots.adopt(members, slice_of, adopted.copies))
     gone = [(host, name) for host, name in sorted(slice_of.items()) if not run.fleet.alive(host)]
     hosts.lost(run, [hosts.vanished(run, host, name) for host, name in gone])
     if not adopted.outdated and not any(restart.full for restart in run.restarts):
@@ -157,7 +157,7 @@ HANDLERS: dict[type[e.Event], Callable[[Run, Any], None]] = {
     e.StopRequested: ending.stop_requested,
     e.StopAtCheckpointRequested: ending.stop_at_checkpoint,
     e.StorageLost: ending.storage_lost,
-    e.CapacityChanged: hosts.changed,
+    e.CapacityChanged: hosts.capacity_changed,
     e.Reserved: hosts.reserved,
     e.ReservationFailed: hosts.not_reserved,
     e.HostPrepared: hosts.prepared,
@@ -196,6 +196,6 @@ TIMED_OUT: dict[e.TimerName, Callable[[Run, Any], None]] = {
     e.TimerName.SAY_SHORTAGE: starting.say_shortage,
     e.TimerName.EXAMINE: workers.conclude,
     e.TimerName.LAST_CHECKPOINT: lambda run, _: ending.stop_now(run),
-    e.TimerName.MIGRATE: lambda run, _: moving.alarm(run),
+    e.TimerName.MIGRATE: lambda run, _: moving.review_notices(run),
 }
 """What is done about whatever has waited too long. The other timers only end a wait."""

@@ -58,13 +58,13 @@ def stop_now(run: Run) -> None:
 
 
 def storage_lost(run: Run, event: e.StorageLost) -> None:
-    """Nobody who stops a run waits for storage that is away. A run that has finished does."""
+    """A run that is being stopped doesn't wait for storage that is away; one that has finished does."""
     if run.ending is not None and run.ending.end.outcome is not c.Outcome.FINISHED:
         run.ending.due.pop(e.TimerName.UPLOAD, None)
 
 
 def fenced(run: Run, event: e.LeaseLost) -> None:
-    """A fenced driver changes nothing: no stop, no release. Who has the lease now owns all of it."""
+    """A fenced driver changes nothing: no stop, no release. The driver with the lease owns all of it."""
     run.phase = Phase.ENDED
     run.restarts.clear()
     run.do(c.EndRun(c.Outcome.FENCED, None, (), event.holder))
@@ -74,26 +74,26 @@ def _begin(run: Run, end: c.EndRun, grace_s: float) -> Ending:
     run.ending = ending = Ending(end, {})
     for restart in list(run.restarts):
         run.abandon(restart)
-    run.hand_over()
+    run.end_standbys()
     run.set_phase(Phase.ENDING)
     if grace_s > 0 and end.outcome is c.Outcome.STOPPED:
-        run.ask(c.AskReason.STOP)
+        run.ask_to_save(c.AskReason.STOP)
     _stop_workers(run, ending, grace_s)
     ending.due[e.TimerName.UPLOAD] = run.now + grace_s + run.settings.deadlines.final_upload_s
     return ending
 
 
 def _stop_workers(run: Run, ending: Ending, grace_s: float) -> None:
-    """Also those that were told before: how much time they have is another matter now."""
+    """Also those that are stopping already: they get another grace period now."""
     for group in run.groups.values():
-        group.told.clear()
+        group.stopping.clear()
     run.stop_workers(ending, run.groups, grace_s)
 
 
 def advance(run: Run) -> None:
     """Once nobody is left to stop and nothing to wait for, everything is given back."""
     ending = run.ending
-    # All of them have been told to end before: this only asks whether they are gone.
+    # All of them have been told to end: this only asks whether they are gone.
     if ending is None or run.phase is Phase.ENDED or not run.stop_workers(ending, run.groups, 0.0):
         return
     unsaved = run.saved.checkpoints.under_way() or run.uploading(run.groups)

@@ -1,8 +1,7 @@
-"""What the controller is told. Each event says when it was seen (``at``, seconds of one monotonic clock).
+"""The events that the controller handles. ``at``: when it was seen, in seconds of one monotonic clock.
 
-Events about workers carry (epoch, generation); the controller refuses stale ones. What a host's agent says
-about its workers comes in the order in which it happened there: everything a worker sent comes before the
-word that it is gone.
+Events about workers carry (epoch, generation); the controller refuses stale ones. Events from a host's agent
+come in the order in which they happened there: everything a worker sent comes before ``WorkersGone``.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """Workers of an earlier driver that are alive and whole, as its agents tell it.
+    """Workers of an earlier driver that are alive and whole, as their agents report them.
 
     Agents then repeat what the earlier driver didn't acknowledge. The first ``Reported`` of a rank lists
-    every part whose commit or end it hasn't heard of; a rank that has returned reports that next. Preemption
+    every part of which it doesn't know the outcome; a rank that has returned reports that next. Preemption
     notices that stand are repeated, too.
     """
 
@@ -69,7 +68,7 @@ class Remains(msgspec.Struct, frozen=True):
 class RunOpened(Event, frozen=True, kw_only=True):
     """The journal has been read (or is empty) and this driver owns the run.
 
-    What hosts there are is told before.
+    ``CapacityChanged`` comes before it.
     """
 
     last_epoch: int = 0
@@ -77,13 +76,13 @@ class RunOpened(Event, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointRef, ...] = ()
     """In the order in which they were committed."""
     let_go: tuple[CheckpointRef, ...] = ()
-    """The newest deleted checkpoint of each incarnation of a group. Agents may mention it again: it is done
-    with.
+    """The newest deleted checkpoint of each incarnation of a group. Agents may report it again, and that
+    changes nothing.
     """
     spent: tuple[tuple[Budget, int], ...] = ()
     notices: tuple[Notice, ...] = ()
-    """Those that an earlier driver heard, by this driver's clock: a machine may be gone before it can say so
-    again.
+    """Those that an earlier driver received, by this driver's clock: a machine may be gone before it can send
+    its notice again.
     """
     adopted: Adopted | None = None
     remains: Remains | None = None
@@ -131,8 +130,8 @@ class HostPrepared(Event, frozen=True, kw_only=True):
 
 
 class HostUnprepared(Event, frozen=True, kw_only=True):
-    """Preparing failed, or the template died; the agent lives. It says so before it tells of workers that
-    died with it.
+    """Preparing failed, or the template died; the agent lives. This comes before the events of workers that
+    died with the template.
     """
 
     host: HostId
@@ -210,7 +209,7 @@ class WorkersGone(Event, frozen=True, kw_only=True):
 
 
 class WorkersQuiet(Event, frozen=True, kw_only=True):
-    """Workers of this host have made no progress for a while. Said again as long as that is so."""
+    """Workers of this host have made no progress for a while. Repeated as long as that is so."""
 
     host: HostId
     epoch: int

@@ -1,6 +1,6 @@
 """The hosts that there are, and what the run has of them: reservations, prepared hosts, notices.
 
-Capacity is always looked at afresh: a slice counts if it is whole and free now, and what we hold ourselves
+Capacity is computed anew each time: a slice counts if it is whole and free now, and what we hold ourselves
 is free for us.
 """
 
@@ -44,14 +44,14 @@ class NoticedSlice:
 
     deadline: float
     hosts: frozenset[HostId]
-    """The machines that it is about: others that come in their place have no notice."""
+    """The machines that will go: those that replace them have no notice."""
     leave_at: float
     last_save: float
-    """From when on a last checkpoint is wanted: once it is there, the workers leave."""
+    """From then on a last checkpoint is wanted: once it is committed, the workers leave."""
+    confirmed: bool
+    """Its machines have sent it to this driver; else it is only what an earlier driver has written down."""
     saved: float | None = None
     """When a checkpoint was last committed that was asked for because of it."""
-    told: bool = False
-    """By its machines, who know best; else it is recalled from what an earlier driver has written."""
 
 
 class Fleet:
@@ -84,7 +84,7 @@ class Fleet:
         return view is not None and view.alive
 
     def learn(self, hosts: Iterable[HostView]) -> list[HostView]:
-        """The engine's present view. Returns the hosts of ours that are not there any more."""
+        """Take in the engine's present list. Returns the hosts of ours that are no longer in it, or dead."""
         before, self.hosts = self.hosts, {host.id: host for host in hosts}
         self._whole = None
         self._forget_notices(self.noticed.keys() - self.held)
@@ -92,7 +92,7 @@ class Fleet:
         return [host for host in ours if not self.alive(host.id)]
 
     def mark_dead(self, host: HostId) -> HostView | None:
-        """The host is gone. Returns it, unless that was known."""
+        """The host is gone. Returns it, or None if that was known."""
         view = self.hosts.get(host)
         if view is None or not view.alive:
             return None
@@ -105,9 +105,9 @@ class Fleet:
         held = (host for host in self.hosts.values() if host.alive and host.slice in self.held)
         return sorted(held, key=lambda host: (host.slice in self.noticed, natural_key(host.id)))
 
-    def notice(self, notice: Notice, margin: float, told: bool) -> None:
+    def notice(self, notice: Notice, margin: float, confirmed: bool) -> None:
         until, hosts = notice.deadline, frozenset(notice.hosts)
-        self.noticed[notice.slice] = NoticedSlice(until, hosts, until - margin, until - 2 * margin, told=told)
+        self.noticed[notice.slice] = NoticedSlice(until, hosts, until - margin, until - 2 * margin, confirmed)
 
     def machines(self, name: SliceName) -> tuple[HostId, ...]:
         """Those that are in this slice now."""

@@ -32,8 +32,8 @@ class Group:
         """Ranks that have reported a failure, or whose end was one."""
         self.stepped: set[int] = set()
         """Ranks that have reported since this incarnation started."""
-        self.told: set[int] = set()
-        """Ranks that were told to end."""
+        self.stopping: set[int] = set()
+        """Ranks that have been told to end."""
         self.nowhere = all(member.nowhere for member in self.members.values())
         """There is no place for it yet."""
         self.gone: set[int] = set(self.ranks) if self.nowhere else set()

@@ -1,4 +1,4 @@
-"""What is told of the cluster: which hosts there are, what was reserved and prepared, and what is lost."""
+"""Events about hosts: which there are, which were reserved and prepared, and which are lost."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class LostHost(NamedTuple):
 # ---------------------------------------------------------------------- capacity and reservations
 
 
-def changed(run: Run, event: e.CapacityChanged) -> None:
+def capacity_changed(run: Run, event: e.CapacityChanged) -> None:
     gone = run.fleet.learn(event.hosts)
-    moving.listed(run)
+    moving.match_notices(run)
     if run.phase is Phase.NEW:
         return
     lost(run, [vanished(run, view.id, view.slice) for view in gone])
-    starting.look_again(run)
+    starting.retry_places(run)
 
 
 def vanished(run: Run, host: HostId, name: SliceName) -> LostHost:
@@ -42,7 +42,7 @@ def vanished(run: Run, host: HostId, name: SliceName) -> LostHost:
 
 def reserved(run: Run, event: e.Reserved) -> None:
     granted = run.fleet.asked_for.pop(event.reservation, None)
-    if granted is not None:  # else we gave up on it, and its release is on its way
+    if granted is not None:  # else it was withdrawn, and its release is on its way
         granted.due.clear()
         run.fleet.held |= granted.slices
 
@@ -114,7 +114,7 @@ def host_lost(run: Run, event: e.HostLost) -> None:
     if view is not None:
         lost(run, [LostHost(view.id, view.slice, event.failure)])
         return
-    # That it is gone was known, from its absence in a list; now it is known since when.
+    # It was known to be gone, since a list lacked it; now the time is known, too.
     for restart in run.restarts:
         if restart.incident is not None and restart.is_ending:
             restart.incident.date(event.host, event.failure.at)
@@ -134,8 +134,8 @@ def unresponsive(run: Run, owner: Restart | Ending) -> None:
 def lost(run: Run, gone: Collection[LostHost]) -> None:
     """These hosts are gone, and a slice lives and dies as one: all groups in it go with it.
 
-    What is lost at once is taken in whole before anything is decided: nobody is placed where the next
-    one of them was.
+    All hosts that are lost at once are taken in before anything is decided: so no group is placed on the
+    next one of them.
     """
     ours = {one.slice for one in gone} & run.fleet.held
     gone = [one._replace(failure=_take_out(run, one)) for one in gone]
@@ -148,7 +148,7 @@ def lost(run: Run, gone: Collection[LostHost]) -> None:
     for restart in run.restarts:
         missed = [one for one in gone if one.slice in restart.place.slices]
         if missed and restart.stage is Phase.PLACING:
-            # It was about to start there. What was ours already costs a failed start.
+            # It was about to start there. If the slice was reserved already, that is a failed start.
             had = next((one for one in missed if one.slice in ours), None)
             if had is not None:
                 recovery.place_failed(run, restart, had.failure)
@@ -157,8 +157,8 @@ def lost(run: Run, gone: Collection[LostHost]) -> None:
 
 
 def _take_out(run: Run, one: LostHost) -> Failure:
-    """Nothing of ours is there any more: its slice is broken, its snapshots and its workers are gone.
-    Returns the failure that this is: a preemption, if there was a notice.
+    """Forget what the run had there: its slice is broken, its snapshots and its workers are gone. Returns the
+    failure, which is a preemption if there was a notice.
     """
     run.fleet.forget(one.host)
     if one.slice in run.fleet.held:
@@ -167,7 +167,7 @@ def _take_out(run: Run, one: LostHost) -> Failure:
     run.saved.snapshots.host_lost(one.host)
     for group in run.groups.values():
         group.gone |= group.ranks_on(one.host)
-        run.settle(group, group.book.host_lost(group.ranks_on(one.host)))
+        run.commit_complete(group, group.book.host_lost(group.ranks_on(one.host)))
     if one.slice in run.fleet.noticed:
         return one.failure.preempted()
     return one.failure

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from everstep.control import commands as c, ending, events as e, recovery, starting
 from everstep.control.fleet import NoticedSlice
-from everstep.control.run import Run, used_besides
+from everstep.control.run import Run, used_by_other_groups
 from everstep.control.table import Phase
 from everstep.failures import Failure, Kind
 from everstep.topology.slices import HostId, SliceName
@@ -32,9 +32,9 @@ def reconsider(run: Run) -> None:
     if run.over:
         return
     if run.phase is not Phase.RUNNING:
-        run.ask(c.AskReason.NONE)
+        run.ask_to_save(c.AskReason.NONE)
     elif e.TimerName.LAST_CHECKPOINT in moving.due:
-        run.ask(c.AskReason.STOP)
+        run.ask_to_save(c.AskReason.STOP)
     elif moving.outdated and e.TimerName.BOUNDARY not in moving.due:
         recovery.restart_all(run, NEW_CODE)  # no checkpoint was committed at which they could have changed
     elif names := _leaving(run):
@@ -42,17 +42,17 @@ def reconsider(run: Run) -> None:
     elif moving.outdated:
         if moving.standbys:
             drop(run)
-        run.ask(c.AskReason.NEW_CODE)
+        run.ask_to_save(c.AskReason.NEW_CODE)
     else:
-        run.ask(c.AskReason.RESIZE if not run.restarts and _can_grow(run) else c.AskReason.NONE)
+        run.ask_to_save(c.AskReason.RESIZE if not run.restarts and _can_grow(run) else c.AskReason.NONE)
 
 
-def leave_in_peace(run: Run) -> None:
-    """Workers have just started: they don't grow for a while."""
+def postpone_growth(run: Run) -> None:
+    """Workers have just started: the run doesn't grow for a while."""
     run.moving.grow_from = max(run.moving.grow_from, run.now + run.settings.resize_interval_s)
 
 
-def saved(run: Run, held: bool) -> None:
+def checkpoint_committed(run: Run, held: bool) -> None:
     """A checkpoint was committed. ``held``: workers can change over at it without losing a step."""
     if e.TimerName.LAST_CHECKPOINT in run.moving.due:
         ending.stop_now(run)
@@ -74,7 +74,7 @@ def saved(run: Run, held: bool) -> None:
 # ---------------------------------------------------------------------- the new place
 
 
-def _take(run: Run, slices: Collection[SliceName], not_before: float) -> None:
+def _reserve_standby(run: Run, slices: Collection[SliceName], not_before: float) -> None:
     wanted = frozenset(slices) - run.fleet.held - run.moving.slices
     if wanted and run.now < not_before:
         run.moving.due[e.TimerName.GROW] = not_before
@@ -95,12 +95,12 @@ def host_failed(run: Run, host: HostId) -> None:
 
 
 def drop(run: Run, reservations: Collection[int] | None = None) -> None:
-    """These, or all that were taken, did not work out. Another try comes after a pause."""
+    """Give up these standbys, or all of them. Another try comes after a pause."""
     moving, limits = run.moving, run.settings.deadlines
     moving.refuge_from = run.now + max(limits.backoff_first_s, moving.backoff.next_pause(run.now))
     moving.grow_from = run.now + run.settings.resize_interval_s
     if moving.asked is c.AskReason.RESIZE:
-        run.ask(c.AskReason.NONE)
+        run.ask_to_save(c.AskReason.NONE)
     for reservation in list(moving.standbys if reservations is None else reservations):
         standby = moving.standbys.pop(reservation)
         run.withdraw(reservation)
@@ -120,7 +120,7 @@ def _can_grow(run: Run) -> bool:
     if moving.standbys:
         return _is_ready(run)
     if not larger <= run.fleet.held:
-        _take(run, larger, moving.grow_from)
+        _reserve_standby(run, larger, moving.grow_from)
         return False
     if run.now < moving.grow_from:
         moving.due[e.TimerName.GROW] = moving.grow_from
@@ -151,10 +151,10 @@ def _leave(run: Run, names: set[SliceName]) -> None:
     """Take a refuge, ask for the checkpoints before, and go in time."""
     fleet, refuge = run.fleet, _refuge(run, names)
     place = refuge.slices if refuge is not None else frozenset()
-    _take(run, place, run.moving.refuge_from)
+    _reserve_standby(run, place, run.moving.refuge_from)
     is_ready = bool(place) and place <= fleet.held and _is_ready(run)
     wanted = any(_wants_save(run, fleet.noticed[name], is_ready) for name in names)
-    run.ask(c.AskReason.PREEMPTION if wanted else c.AskReason.NONE)
+    run.ask_to_save(c.AskReason.PREEMPTION if wanted else c.AskReason.NONE)
     going = _going_now(run, names, refuge) if refuge is not None else set()
     if going:
         host = min(view.id for view in fleet.hosts.values() if view.slice in names)
@@ -177,8 +177,8 @@ def _going_now(run: Run, names: set[SliceName], refuge: Refuge) -> set[int]:
         return set()  # train on for as long as it lasts
     if refuge.slices:
         return refuge.groups
-    # They wait for a place: those whose time is up, and who don't leave somebody else in their slice.
-    alone = late - used_besides(run, refuge.groups)
+    # They wait for a place: those whose time is up, and that share their slice with nobody who stays.
+    alone = late - used_by_other_groups(run, refuge.groups)
     return {g for g in refuge.groups if run.groups[g].slices() & alone}
 
 
@@ -191,12 +191,12 @@ def _refuge(run: Run, names: set[SliceName]) -> Refuge | None:
     stay = any(not g.finished for g in others if g.number not in restarting)
     if run.settings.group_size is not None and stay:
         # Groups that are being replaced go back to where they were, as far as that is still there.
-        places = starting.assign_again(run, going, used_besides(run, going))
+        places = starting.assign_again(run, going, used_by_other_groups(run, going))
         slices = frozenset(a.slice for a in places)
         if places and not slices & names:
             return Refuge(going, slices)
-        # Nowhere to go. They leave nevertheless, if enough stay: who is killed in the middle of a step
-        # costs the others that step.
+        # Nowhere to go. They leave nevertheless, if enough stay: a rank that is killed in the middle of a
+        # step costs the others that step.
         enough = len(groups) - len(going | restarting) >= run.settings.groups_min
         return Refuge(going, frozenset()) if enough else None
     if restarting:
@@ -212,20 +212,20 @@ def noticed(run: Run, event: e.PreemptionNotice) -> None:
     """One host of a slice noticed means the whole slice; the earliest deadline counts."""
     host, deadline = event.host, event.deadline
     fleet, view = run.fleet, run.fleet.hosts.get(host)
-    if view is None:  # the word of it has overtaken that of its machine
+    if view is None:  # the notice came before the list that has its machine
         fleet.unlisted[host] = event
         return
     before = fleet.noticed.get(view.slice)
-    known = before.deadline if before is not None and before.told and host in before.hosts else None
-    # One whose time is over says nothing against a new one.
+    known = before.deadline if before is not None and before.confirmed and host in before.hosts else None
+    # An expired notice doesn't hide a new one.
     if view.alive and (known is None or deadline < known or known <= run.now < deadline):
         notice = e.Notice(view.slice, deadline, fleet.machines(view.slice))
         fleet.notice(notice, min(run.settings.migrate_margin_s, max(0.0, deadline - run.now) / 4), True)
         run.do(c.PreemptionSeen(run.now, notice.slice, deadline, notice.hosts))
 
 
-def listed(run: Run) -> None:
-    """Machines have become known: notices for them may have come before."""
+def match_notices(run: Run) -> None:
+    """Take in the notices that came before the list with their machines."""
     for host, event in list(run.fleet.unlisted.items()):
         over = run.now >= event.deadline + run.settings.deadlines.notice_s
         if over or host in run.fleet.hosts:
@@ -234,12 +234,12 @@ def listed(run: Run) -> None:
                 noticed(run, event)
 
 
-def recall(run: Run, notices: Collection[e.Notice], used: Collection[SliceName]) -> None:
-    """What an earlier driver was told still counts, of machines that are there or that workers are on."""
+def restore_notices(run: Run, notices: Collection[e.Notice], used: Collection[SliceName]) -> None:
+    """Notices to an earlier driver still count, for machines that are there or that workers are on."""
     for notice in (one for one in notices if one.slice not in run.fleet.noticed):
         if notice.slice in used or any(map(run.fleet.alive, notice.hosts)):
             run.fleet.notice(notice, run.settings.migrate_margin_s, False)
-    alarm(run)
+    review_notices(run)
 
 
 def cancelled(run: Run, event: e.NoticeCancelled) -> None:
@@ -248,7 +248,7 @@ def cancelled(run: Run, event: e.NoticeCancelled) -> None:
     view = run.fleet.hosts.get(event.host)
     if view is not None and view.slice in run.fleet.noticed:
         _cancel(run, view.slice)
-        starting.look_again(run)
+        starting.retry_places(run)
 
 
 def _cancel(run: Run, name: SliceName) -> None:
@@ -256,30 +256,30 @@ def _cancel(run: Run, name: SliceName) -> None:
     run.do(c.PreemptionSeen(run.now, name, None))
 
 
-def alarm(run: Run) -> None:
-    """A notice means something else now than before. Those whose time is long over were not meant: the host
-    lives.
+def review_notices(run: Run) -> None:
+    """A moment of a notice has come: to save, or to leave. One whose deadline is long over was a false alarm,
+    since the host lives.
     """
     for name, noticed in list(run.fleet.noticed.items()):
         if run.now >= noticed.deadline + run.settings.deadlines.notice_s:
             _cancel(run, name)
-    starting.look_again(run)
+    starting.retry_places(run)
 
 
-def set_alarm(run: Run) -> None:
-    """For the next time at which a notice means something else than now."""
+def set_notice_timer(run: Run) -> None:
+    """For the next moment of a notice: to save, to leave, or to drop it."""
     after, notices = run.settings.deadlines.notice_s, run.fleet.noticed.values()
     moments = [moment for n in notices for moment in (n.last_save, n.leave_at, n.deadline + after)]
     before = run.moving.due.pop(e.TimerName.MIGRATE, run.now + 1)
-    if before <= run.now:  # it is about to fire, and was not heeded yet
+    if before <= run.now:  # it is about to fire, and has not been handled yet
         run.moving.due[e.TimerName.MIGRATE] = before
     elif later := [moment for moment in moments if moment > run.now]:
         run.moving.due[e.TimerName.MIGRATE] = min(later)
 
 
 def _wants_save(run: Run, noticed: NoticedSlice, is_ready: bool) -> bool:
-    """One at the notice, unless the last one comes soon; and the last one: once there is somewhere to go, or
-    there is no more time to wait for that.
+    """Whether workers should save because of this notice. Twice: once when it comes, unless the last save is
+    soon anyway; and a last time, once there is a place to go to, or no more time to wait for one.
     """
     now, last, saved = run.now, noticed.last_save, noticed.saved
     if now < last:

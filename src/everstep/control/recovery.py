@@ -24,13 +24,13 @@ from everstep.wording import named, verb
 def failed(run: Run, failure: Failure, groups: set[int], tried: int = 0) -> None:
     """A failure of these groups: part of an incident that is under way, or a new one.
 
-    ``tried``: how many starts have failed already in what some of them are taken from.
+    ``tried``: how many starts have failed already in the restart that some of them are taken from.
     """
     run.do(c.FailureSeen(run.now, failure))
     if run.over:
         return
     if failure.kind is not Kind.PREEMPTED:
-        tried = max(tried, starting.in_vain(run, groups))
+        tried = max(tried, starting.futile_replacements(run, groups))
     for restart in run.restarts:
         if restart.full or restart.groups & groups:
             groups = set() if restart.full else groups - restart.groups
@@ -45,7 +45,7 @@ def failed(run: Run, failure: Failure, groups: set[int], tried: int = 0) -> None
     if together is not None:  # groups that fail together are replaced together
         together.attempts += tried
         together.cover([run.groups[g] for g in together.groups | groups], run.epoch)
-        starting.forget(run, groups)
+        starting.forget_unproven(run, groups)
         _join_incident(together, failure)
         return
     full = run.settings.group_size is None or run.moving.outdated
@@ -67,7 +67,7 @@ def start_failed(run: Run, restart: Restart, failure: Failure) -> None:
     """A start did not work out: what has started is stopped, and it goes round again, or up the ladder."""
     incident = restart.incident
     if incident is not None and incident.charged and failure.at < restart.account.ordered:
-        incident.add(failure)  # told late: it is part of what this restart is for, and paid for
+        incident.add(failure)  # it arrives late: it is part of what this restart is for, and paid for
     else:
         restart.incident = Incident(failure, run.now)
     restart.reason = failure.line
@@ -80,7 +80,7 @@ def start_failed(run: Run, restart: Restart, failure: Failure) -> None:
 
 
 def place_failed(run: Run, restart: Restart, failure: Failure) -> None:
-    """The same, before there were workers to speak of it."""
+    """A start failed before it had workers."""
     failure = failure.while_starting()
     run.do(c.FailureSeen(run.now, failure))
     start_failed(run, restart, failure)
@@ -105,8 +105,8 @@ def begin(
     restart = Restart(run.next_key(), stage, full, incident, reason, account)
     restart.cover([run.groups[g] for g in sorted(run.groups if full else groups)], run.epoch)
     run.restarts.append(restart)
-    starting.forget(run, restart.groups)
-    run.hand_over()
+    starting.forget_unproven(run, restart.groups)
+    run.end_standbys()
     return restart
 
 
@@ -145,8 +145,8 @@ def _escalate(run: Run, restart: Restart) -> None:
     if incident is not None:
         restart.reason = incident.cause.line
     restart.cover(list(run.groups.values()), run.epoch)
-    starting.forget(run, restart.groups)
-    run.hand_over()
+    starting.forget_unproven(run, restart.groups)
+    run.end_standbys()
     # The run itself joins the restart now, which until here moved alone.
     restart.stage = Phase.RUNNING
     _stop(run, restart)
@@ -159,7 +159,7 @@ def advance(run: Run) -> None:
     """What a restart waited for may be there: each moves on as far as it can."""
     while not ending.check_finished(run) and any(_moves_on(run, restart) for restart in run.restarts):
         pass
-    starting.tell_recovered(run)
+    starting.report_recovered(run)
 
 
 def _moves_on(run: Run, restart: Restart) -> bool:
@@ -180,7 +180,7 @@ def _moves_on(run: Run, restart: Restart) -> bool:
             # Fewer groups than the user wants have a place: all wait for more, from the checkpoint.
             restart.incident = None  # it is paid for
             _escalate(run, restart)
-        case Phase.PLACING if restart.place.rung is c.Rung.WAIT:
+        case Phase.PLACING if not restart.place.assignments:  # ``start_failed`` has taken its place away
             _decide(run, restart)
         case Phase.PLACING if starting.is_ready(run, restart):
             starting.start(run, restart)
@@ -214,7 +214,7 @@ def _settle(run: Run, restart: Restart, failure: Failure) -> None:
     }
     restart.settles = any(waits.values())
     # A start that has failed is over, also while a report of those that have started is waited for.
-    run.stage(restart, Phase.SETTLING if restart.settles and not is_start else Phase.STOPPING)
+    run.enter_stage(restart, Phase.SETTLING if restart.settles and not is_start else Phase.STOPPING)
     restart.due.update((timer, run.now + seconds) for timer, seconds in waits.items() if seconds)
     if not restart.settles:
         _stop(run, restart)
@@ -237,7 +237,7 @@ def _has_settled(run: Run, restart: Restart) -> bool:
 def _stop(run: Run, restart: Restart) -> None:
     """Its workers are ended from now on. For a while, other groups that fail belong to the same incident."""
     restart.settles = False
-    run.stage(restart, Phase.STOPPING)
+    run.enter_stage(restart, Phase.STOPPING)
     if restart.incident is not None and not restart.full:
         together = restart.incident.seen + run.settings.deadlines.together_s
         if run.now < together:
@@ -250,7 +250,7 @@ def _has_stopped(run: Run, restart: Restart) -> bool:
     # A replica group that is replaced gets its state from its peers: for that no upload is waited for.
     groups = [run.groups[number] for number in restart.groups if restart.full]
     uploads = [(run.incarnation(g), index) for g in groups for index in g.book.lacking_uploads()]
-    worth = run.saved.worth(uploads) if restart.full else 0.0
+    worth = run.saved.worth_waiting_s(uploads) if restart.full else 0.0
     restart.due.clear()
     if worth > 0 and run.uploading(restart.groups):
         restart.due[e.TimerName.UPLOAD] = run.now + min(worth, run.settings.deadlines.upload_wait_s)
@@ -286,7 +286,7 @@ def _decide(run: Run, restart: Restart) -> None:
         if not is_paid and budget is not None:
             _tell(run, restart, incident.cause, budget, pause)
     if pause > 0:
-        run.stage(restart, Phase.BACKOFF)
+        run.enter_stage(restart, Phase.BACKOFF)
         restart.due[e.TimerName.BACKOFF] = run.now + pause
     else:
         starting.place(run, restart)
@@ -319,9 +319,9 @@ def _tell(run: Run, restart: Restart, cause: Failure, budget: Budget, pause: flo
     budgets, groups, unsaved = run.budgets, tuple(sorted(restart.groups)), 0
     if restart.full:
         groups = ()
-    elif not budgets.told_unsaved and run.saved.checkpoints.newest is None:
+    elif not budgets.warned_unsaved and run.saved.checkpoints.newest is None:
         others = [g for g in run.groups.values() if g.number not in restart.groups]
         unsaved = max((g.book.furthest for g in others), default=0)
-        budgets.told_unsaved = bool(unsaved)
+        budgets.warned_unsaved = bool(unsaved)
     spent, limit = budgets.spent[budget], budgets.limits[budget]
     run.do(c.RecoveryDecided(run.now, cause, budget, spent, limit, groups, pause, unsaved))

@@ -38,8 +38,8 @@ class Before(NamedTuple):
 
 
 class NewPlace:
-    """The step of the recovery ladder that was chosen, and where its workers go: nowhere yet, or any more, if
-    that is to wait.
+    """The step of the recovery ladder that was chosen, and where its workers go. Without assignments there is
+    no place: none has been found yet, or it has failed.
     """
 
     def __init__(self, rung: Rung = Rung.WAIT, assignments: tuple[Assignment, ...] = ()) -> None:
@@ -52,7 +52,7 @@ class NewPlace:
 
 
 class Account:
-    """What a restart is for and what it takes: for the line that tells of it."""
+    """What a restart is for and what it takes: for ``Recovered``."""
 
     def __init__(self, origin: Incident | None, at: float) -> None:
         self.origin = origin
@@ -73,7 +73,7 @@ class Account:
         self._entered = at
 
     def restores(self, what: str, since: float | None) -> None:
-        """Its workers start from a state of this time; None: nobody knows when that was."""
+        """Its workers start from a state that was reported at ``since``; None: that isn't known."""
         stopped = self.origin.cause.at if self.origin else self.began
         age = "" if since is None else f", {max(0.0, stopped - since):.1f} s old"
         self.state_from = f"{what}{age}"

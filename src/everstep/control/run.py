@@ -49,8 +49,8 @@ class Moving:
 
 
 @dataclass
-class Look:
-    """A closer look at the ranks of one group, and at those of the others that may wait for it."""
+class HangCheck:
+    """A check of the ranks of one group, and of those of the others that may wait for it."""
 
     key: int
     of: Incarnation
@@ -61,10 +61,10 @@ class Look:
     found: list[Finding] = field(default_factory=list)
 
 
-class HangLooks(HangWatch):
+class HangChecks(HangWatch):
     def __init__(self, limits: Deadlines) -> None:
         super().__init__(limits)
-        self.looks: dict[int, Look] = {}
+        self.checks: dict[int, HangCheck] = {}
         """By replica group."""
 
 
@@ -77,7 +77,7 @@ class Ending:
     key: int = 0
 
 
-Waiting = Moving | Restart | SliceReservation | Look | Ending
+Waiting = Moving | Restart | SliceReservation | HangCheck | Ending
 """What waits, and until when: its timers come and go with it."""
 
 
@@ -99,7 +99,7 @@ class Run:
         self.saved = RestorePoints(settings.snapshot_copies)
         self.fleet = Fleet(settings)
         self.moving = Moving(settings)
-        self.hangs = HangLooks(settings.deadlines)
+        self.hangs = HangChecks(settings.deadlines)
         self.ending: Ending | None = None
         self._last_key = 0
 
@@ -107,7 +107,7 @@ class Run:
         self.out.append(command)
 
     def next_key(self) -> int:
-        """For a restart, a reservation or a look. Never 0, which ``moving`` and ``ending`` share: their
+        """For a restart, a reservation or a hang check. Never 0, which ``moving`` and ``ending`` share: their
         timers have different names.
         """
         self._last_key += 1
@@ -123,8 +123,8 @@ class Run:
             self.phase = phase
             self.do(c.PhaseChanged(self.now, phase.value, self.epoch))
 
-    def ask(self, reason: c.AskReason) -> None:
-        """Why the workers should save now, if they should."""
+    def ask_to_save(self, reason: c.AskReason) -> None:
+        """Ask the workers for a checkpoint, for this reason; or (``NONE``) take that back."""
         if self.moving.asked is not reason:
             self.moving.asked = reason
             self.do(c.AskCheckpoint(reason))
@@ -136,7 +136,7 @@ class Run:
             yield from self.restarts
             yield from self.fleet.asked_for.values()
             yield from self.moving.standbys.values()
-            yield from self.hangs.looks.values()
+            yield from self.hangs.checks.values()
             if self.ending is not None:
                 yield self.ending
 
@@ -154,9 +154,9 @@ class Run:
     def group_of(self, rank: int) -> Group | None:
         return next((group for group in self.groups.values() if rank in group.ranks), None)
 
-    def current(self, event: WorkerEvent) -> Group | None:
-        """The group that this event is about, if it is about its present incarnation. One without a place has
-        none: who speaks for it was given up by an earlier driver.
+    def group_for(self, event: WorkerEvent) -> Group | None:
+        """The group that this event is about, if it is about its present incarnation. A group without a place
+        has no workers: what comes from one is of a worker that an earlier driver gave up.
         """
         group = self.group_of(event.rank) if event.epoch == self.epoch else None
         if group is None or group.nowhere or group.generation != event.generation:
@@ -169,7 +169,7 @@ class Run:
     def trains(self, group: Group) -> bool:
         return self.phase is Phase.RUNNING and not group.nowhere and group.number not in self.restarting
 
-    def settle(self, group: Group, settled: Settled) -> None:
+    def commit_complete(self, group: Group, settled: Settled) -> None:
         """Commit what is complete, throw away what never will be."""
         for checkpoint in settled.ready:
             epoch, number, generation = self.incarnation(group)
@@ -184,8 +184,8 @@ class Run:
         found = (self.groups[number] for number in groups)
         return frozenset(group.members[rank].host for group in found for rank in group.book.uploading())
 
-    def pass_on(self, verdicts: Sequence[Verdict | Transfer]) -> None:
-        """Tell ranks and hosts what becomes of their snapshots."""
+    def send_verdicts(self, verdicts: Sequence[Verdict | Transfer]) -> None:
+        """To ranks and hosts: what becomes of their snapshots."""
         for one in verdicts:
             is_verdict = isinstance(one, Verdict)
             self.do(c.KeepSnapshot(self.epoch, *one) if is_verdict else c.CopySnapshot(*one))
@@ -194,12 +194,12 @@ class Run:
         """Tell the workers of these groups that may still run to end, once. Whether all are gone."""
         found = [self.groups[number] for number in sorted(groups)]
         for group in found:
-            untold = group.ranks - group.gone - group.told
-            for host in sorted(group.hosts()) if untold else ():
-                if ranks := group.ranks_on(host) & untold:
+            running = group.ranks - group.gone - group.stopping
+            for host in sorted(group.hosts()) if running else ():
+                if ranks := group.ranks_on(host) & running:
                     self.do(c.StopWorkers(host, self.epoch, ranks, grace_s, group.generation))
                     by.due[TimerName.KILL] = self.now + grace_s + self.settings.deadlines.kill_s
-            group.told |= untold
+            group.stopping |= running
         return all(group.ranks <= group.gone for group in found)
 
     # ------------------------------------------------------------------ restarts
@@ -214,7 +214,7 @@ class Run:
         restarting = self.restarting
         return [g for g in self.groups.values() if not g.nowhere and g.number not in restarting]
 
-    def stage(self, restart: Restart, stage: Phase) -> None:
+    def enter_stage(self, restart: Restart, stage: Phase) -> None:
         if stage is not restart.stage:
             restart.enter(stage, self.now)
             if restart.full:
@@ -224,9 +224,9 @@ class Run:
         self.withdraw(restart.reservation)
         self.restarts.remove(restart)
 
-    def hand_over(self) -> None:
-        """Workers restart: what was taken for them can be part of that; what was only asked for is not waited
-        for.
+    def end_standbys(self) -> None:
+        """Workers restart: slices that were reserved for them can be part of that, reservations that are not
+        answered are withdrawn.
         """
         for reservation in self.moving.standbys:
             self.withdraw(reservation)
@@ -234,7 +234,7 @@ class Run:
 
     def used_by_others(self, restart: Restart) -> set[SliceName]:
         """Slices that other groups train in, or that are kept for somebody."""
-        return used_besides(self, restart.groups, restart) | self.moving.slices
+        return used_by_other_groups(self, restart.groups, restart) | self.moving.slices
 
     # ------------------------------------------------------------------ taking slices and giving them back
 
@@ -261,7 +261,7 @@ class Run:
             self.do(c.Release(names))
 
 
-def used_besides(run: Run, groups: Collection[int], restart: Restart | None = None) -> set[SliceName]:
-    """Slices that other groups have, or that are planned for another restart."""
+def used_by_other_groups(run: Run, groups: Collection[int], restart: Restart | None = None) -> set[SliceName]:
+    """Slices that groups beside these have, or that are planned for another restart."""
     used = {name for g in run.groups.values() if g.number not in groups for name in g.slices()}
     return used.union(*(other.place.slices for other in run.restarts if other is not restart))

@@ -27,13 +27,13 @@ def place(run: Run, restart: Restart) -> None:
     taken = run.used_by_others(restart)
     restart.choose(_assign_all(run) if restart.full else assign_again(run, restart.groups, taken))
     _release_unused(run, restart, run.fleet.held)
-    if restart.place.rung is not c.Rung.WAIT:
-        run.stage(restart, Phase.PLACING)
+    if restart.place.assignments:
+        run.enter_stage(restart, Phase.PLACING)
         restart.stop_waiting()
         missing = restart.place.slices - run.fleet.held
         restart.reservation = run.reserve(missing).key if missing else None
     elif restart.stage is not Phase.WAITING:
-        run.stage(restart, Phase.WAITING)
+        run.enter_stage(restart, Phase.WAITING)
         say_shortage(run, restart)
 
 
@@ -43,7 +43,7 @@ def _assign_all(run: Run) -> tuple[Assignment, ...]:
 
 
 def assign_again(run: Run, groups: Collection[int], taken: Collection[SliceName]) -> tuple[Assignment, ...]:
-    """Where these groups go while the others stay, who keep the slices that are taken."""
+    """Where these groups go while the others stay in the slices that are ``taken``."""
     everyone = [a for group in run.groups.values() for a in group.members.values()]
     moving = [a for number in sorted(groups) for a in run.groups[number].members.values()]
     return run.fleet.place_again(moving, everyone, taken, run.now)
@@ -66,8 +66,8 @@ def say_shortage(run: Run, restart: Restart) -> None:
     restart.due[e.TimerName.SAY_SHORTAGE] = run.now + run.settings.deadlines.capacity_log_s
 
 
-def look_again(run: Run) -> None:
-    """Who waits for a place, or has lost the one that was planned, looks for one."""
+def retry_places(run: Run) -> None:
+    """Find places for restarts that wait for one, or have lost the one that was planned."""
     fleet = run.fleet
     for restart in run.restarts:
         planned = restart.place
@@ -77,20 +77,20 @@ def look_again(run: Run) -> None:
 
 
 def prepare_hosts(run: Run) -> None:
-    """Every host that workers will start on is told to get ready, and not waited for without end."""
+    """Have every host prepared that workers will start on, with a time limit."""
     fleet = run.fleet
     placing = [restart for restart in run.restarts if restart.stage is Phase.PLACING]
     owners: list[Restart | SliceReservation] = [*placing, *run.moving.standbys.values()]
     for owner in owners:
-        place, told = owner.place if isinstance(owner, Restart) else owner, False
+        place, is_new = owner.place if isinstance(owner, Restart) else owner, False
         for host in sorted(place.hosts - fleet.prepared - fleet.preparing):
             if fleet.alive(host) and fleet.hosts[host].slice in fleet.held:
                 fleet.preparing.add(host)
                 run.do(c.PrepareHost(host))
-                told = True
+                is_new = True
         if place.hosts <= fleet.prepared or not place.slices <= fleet.held:
             owner.due.pop(e.TimerName.PREPARE, None)
-        elif told or e.TimerName.PREPARE not in owner.due:
+        elif is_new or e.TimerName.PREPARE not in owner.due:
             owner.due[e.TimerName.PREPARE] = run.now + run.settings.deadlines.prepare_s
 
 
@@ -116,14 +116,14 @@ def start(run: Run, restart: Restart) -> None:
     generations = {} if restart.full else {g: run.groups[g].generation + 1 for g in restart.groups}
     account.rung = new.rung
     if run.settings.group_size is None:  # a group that is replaced takes its state from the others
-        # What is given back has no memory for us: it is not counted on.
+        # Snapshots in slices that are given back are lost: they must not be counted on.
         run.release(run.fleet.held - run.used_by_others(restart) - new.slices)
         places = new.assignments
         account.snapshot = saved.in_memory(
             {a.rank: a.host for a in places}, {a.host: a.slice for a in places}
         )
     if restart.full:
-        account.restores(*saved.name(account.snapshot))
+        account.restores(*saved.describe(account.snapshot))
         account.steps_lost = saved.steps_lost(restart.before.epoch, restart.before.furthest, account.snapshot)
         run.epoch += 1
         run.groups.clear()
@@ -133,7 +133,7 @@ def start(run: Run, restart: Restart) -> None:
     run.make_groups((*new.assignments, *new.absent), generations)
     restart.groups = {a.group_id for a in new.assignments}
     run.release(run.fleet.held - run.used_by_others(restart) - new.slices)
-    run.stage(restart, Phase.STARTING)
+    run.enter_stage(restart, Phase.STARTING)
     restart.due = {e.TimerName.START: run.now + run.settings.deadlines.start_s}
     started = _generations(run, restart)
     if not restart.full:
@@ -173,7 +173,7 @@ def all_ready(run: Run, restart: Restart) -> None:
     account.ready = run.now
     if restart.full:
         run.saved.trains_since = run.now
-    run.stage(restart, Phase.RUNNING)
+    run.enter_stage(restart, Phase.RUNNING)
     present = run.steady()
     world, slices = sum(len(g.ranks) for g in present), {name for g in present for name in g.slices()}
     rung, folder, snapshot = account.rung, newest.folder if newest else None, account.snapshot
@@ -196,7 +196,7 @@ def stepped(run: Run, group: Group, rank: int, restore_s: float) -> None:
             restart.account.restore_s = max(restart.account.restore_s, restore_s)
 
 
-def tell_recovered(run: Run) -> None:
+def report_recovered(run: Run) -> None:
     """Once every rank of a restart has reported, say what the recovery cost."""
     for restart in list(run.unproven):
         if all(run.groups[g].stepped == run.groups[g].ranks for g in restart.groups):
@@ -204,13 +204,13 @@ def tell_recovered(run: Run) -> None:
             run.do(restart.account.recovered(run.now, run.epoch))
 
 
-def forget(run: Run, groups: Collection[int]) -> None:
-    """A recovery that fails before its first step is followed by another, which is what gets told."""
+def forget_unproven(run: Run, groups: Collection[int]) -> None:
+    """A recovery that fails before its first step is followed by another one, and only that is reported."""
     run.unproven = [restart for restart in run.unproven if restart.groups.isdisjoint(groups)]
 
 
-def in_vain(run: Run, groups: Collection[int]) -> int:
-    """How often in a row these groups were replaced, and had not trained yet.
+def futile_replacements(run: Run, groups: Collection[int]) -> int:
+    """How often in a row these groups were replaced without having trained in between.
 
     Trained: every rank has reported, or a healthy time has passed.
     """

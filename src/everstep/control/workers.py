@@ -1,4 +1,4 @@
-"""What is told of workers and their checkpoints: that they start, report, return, fail, hang, and are gone.
+"""Events about workers and their checkpoints: workers start, report, return, fail, hang, and are gone.
 
 Who hangs is judged in ``everstep.health``, by values alone.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from everstep.control import commands as c, ending, events as e, moving, recovery, starting
 from everstep.control.group import Group
-from everstep.control.run import Look, Run
+from everstep.control.run import HangCheck, Run
 from everstep.control.table import Phase
 from everstep.failures import Failure, Kind
 from everstep.health.hangs import HangVerdict, OnHang
@@ -29,7 +29,7 @@ def ready(run: Run, group: Group, event: e.WorkerReady) -> None:
     if any(run.groups[g].ready != run.groups[g].ranks for g in restart.groups):
         return
     starting.all_ready(run, restart)
-    moving.leave_in_peace(run)
+    moving.postpone_growth(run)
     if restart.full:
         recovery.find_places(run)
 
@@ -40,7 +40,7 @@ def reported(run: Run, group: Group, event: e.Reported) -> None:
     _taken(run, event)
     saves = (*event.owed, *(part.index for part in event.parts))
     run.saved.checkpoints.reported(run.incarnation(group), saves, run.now)
-    run.settle(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
+    run.commit_complete(group, group.book.reported(event.rank, event.upto, event.owed, event.parts))
 
 
 def _taken(run: Run, event: e.Reported) -> None:
@@ -48,13 +48,13 @@ def _taken(run: Run, event: e.Reported) -> None:
     before = snapshots.kept
     taken = [At(epoch, index) for index in event.taken]
     taking = [At(epoch, index) for index in event.taking]
-    run.pass_on(snapshots.reported(event.rank, At(epoch, event.upto), taken, run.now, taking))
+    run.send_verdicts(snapshots.reported(event.rank, At(epoch, event.upto), taken, run.now, taking))
     if snapshots.kept != before:
         run.budgets.backoff.progressed()
 
 
 def upload_failed(run: Run, group: Group, event: e.UploadFailed) -> None:
-    run.settle(group, group.book.upload_failed(event.rank, event.index))
+    run.commit_complete(group, group.book.upload_failed(event.rank, event.index))
 
 
 def returned(run: Run, group: Group, event: e.WorkerReturned) -> None:
@@ -62,8 +62,8 @@ def returned(run: Run, group: Group, event: e.WorkerReturned) -> None:
         return
     group.returned.add(event.rank)
     starting.stepped(run, group, event.rank, 0.0)
-    run.pass_on(run.saved.snapshots.returned(event.rank))
-    run.settle(group, group.book.returned(event.rank))
+    run.send_verdicts(run.saved.snapshots.returned(event.rank))
+    run.commit_complete(group, group.book.returned(event.rank))
 
 
 def failed(run: Run, group: Group, event: e.WorkerFailed) -> None:
@@ -84,16 +84,16 @@ def failed(run: Run, group: Group, event: e.WorkerFailed) -> None:
 def gone(run: Run, event: e.WorkersGone) -> None:
     if event.epoch != run.epoch:
         return
-    stopping = {g for restart in run.restarts if restart.stage is not Phase.STARTING for g in restart.groups}
+    ending = {g for restart in run.restarts if restart.stage is not Phase.STARTING for g in restart.groups}
     silent: list[tuple[int, Group]] = []
-    """Ranks that neither returned nor were told to end. The group of one that has reported a failure is in
-    ``stopping`` already.
+    """Ranks that have not returned, and that nobody ended. The group of one that has reported a failure is in
+    ``ending`` already.
     """
     for group in run.groups.values():
         if group.generation == event.generation:
             ranks = event.ranks & group.left_on(event.host)
             group.gone |= ranks
-            silent += [(rank, group) for rank in ranks - group.returned if group.number not in stopping]
+            silent += [(rank, group) for rank in ranks - group.returned if group.number not in ending]
     if silent and not run.over:
         rank, group = min(silent, key=lambda one: one[0])
         message = "exited without reporting a result or an error"
@@ -112,11 +112,11 @@ def committed(run: Run, event: e.CheckpointCommitted) -> None:
     run.do(c.CheckpointKept(run.now, ref.folder, ref.epoch, ref.index, ref.group, ref.generation))
     if ref.epoch == run.epoch:
         run.budgets.backoff.progressed()
-        moving.saved(run, held)
+        moving.checkpoint_committed(run, held)
 
 
 def commit_failed(run: Run, event: e.CommitFailed) -> None:
-    """Its folder stays as it is: what can't be committed by us may be somebody else's."""
+    """Its folder stays as it is: it may be another driver's."""
     if run.saved.checkpoints.failed(event.folder) and event.cause is not None:
         run.do(c.FailureSeen(run.now, event.cause))
         ending.refuse(run, event.cause)
@@ -136,50 +136,50 @@ def quiet(run: Run, event: e.WorkersQuiet) -> None:
         if group is None or group.generation != vitals.generation or not run.trains(group):
             continue
         of = run.incarnation(group)
-        if group.number not in run.hangs.looks and run.hangs.wants_look(of, vitals, run.now):
-            _look(run, group, vitals.rank)
+        if group.number not in run.hangs.checks and run.hangs.needs_check(of, vitals, run.now):
+            _check(run, group, vitals.rank)
 
 
-def _look(run: Run, group: Group, rank: int) -> None:
+def _check(run: Run, group: Group, rank: int) -> None:
     hosts = {host for other in run.groups.values() if run.trains(other) for host in other.hosts()}
-    due = {e.TimerName.EXAMINE: run.now + run.settings.deadlines.examine_s}
-    run.hangs.looks[group.number] = look = Look(run.next_key(), run.incarnation(group), rank, hosts, due)
+    key, due = run.next_key(), {e.TimerName.EXAMINE: run.now + run.settings.deadlines.examine_s}
+    run.hangs.checks[group.number] = HangCheck(key, run.incarnation(group), rank, hosts, due)
     for host in sorted(hosts):
-        run.do(c.ExamineWorkers(host, run.epoch, look.key))
+        run.do(c.ExamineWorkers(host, run.epoch, key))
 
 
 def examined(run: Run, event: e.WorkersExamined) -> None:
-    for look in list(run.hangs.looks.values()):
-        if look.key == event.look and event.host in look.awaited:
-            look.awaited.discard(event.host)
-            look.found += event.found
-            if not look.awaited:
-                conclude(run, look)
+    for check in list(run.hangs.checks.values()):
+        if check.key == event.look and event.host in check.awaited:
+            check.awaited.discard(event.host)
+            check.found += event.found
+            if not check.awaited:
+                conclude(run, check)
 
 
-def conclude(run: Run, look: Look) -> None:
-    """Everybody has answered, or time is up: a host that doesn't answer is left out, and if it is lost, its
-    heartbeats say so.
+def conclude(run: Run, check: HangCheck) -> None:
+    """Every host has answered, or time is up. A host that doesn't answer is left out; if it is lost, missing
+    heartbeats will show that.
     """
-    group = run.groups.get(look.of.group)
-    del run.hangs.looks[look.of.group]
-    if group is None or run.incarnation(group) != look.of or not run.trains(group):
+    group = run.groups.get(check.of.group)
+    del run.hangs.checks[check.of.group]
+    if group is None or run.incarnation(group) != check.of or not run.trains(group):
         return  # something else has happened to it meanwhile
-    found = _of(group, look.found)
+    found = _present(group, check.found)
     others = [other for other in run.groups.values() if other is not group]
-    theirs = [f for other in others if run.trains(other) for f in _of(other, look.found)]
-    verdict = run.hangs.judge(look.of, look.rank, found, theirs if others else None, run.now)
+    theirs = [f for other in others if run.trains(other) for f in _present(other, check.found)]
+    verdict = run.hangs.judge(check.of, check.rank, found, theirs if others else None, run.now)
     if verdict is not None:
-        _act(run, look, group, verdict, found)
+        _act(run, check, group, verdict, found)
 
 
-def _act(run: Run, look: Look, group: Group, verdict: HangVerdict, found: list[Finding]) -> None:
+def _act(run: Run, check: HangCheck, group: Group, verdict: HangVerdict, found: list[Finding]) -> None:
     rank, quiet_s, action = verdict.culprits[0], quiet_for(found), run.settings.on_hang
     if action is OnHang.RESTART and not run.hangs.have_begun(found):
         action = OnHang.WARN  # nothing says that this function ever reports
-    if action is OnHang.WARN and run.hangs.is_warned(look.of, verdict, quiet_s):
+    if action is OnHang.WARN and run.hangs.is_warned(check.of, verdict, quiet_s):
         return
-    stacks = f"hangs/{run.epoch:04d}-{look.key:04d}.txt"
+    stacks = f"hangs/{run.epoch:04d}-{check.key:04d}.txt"
     message = f"{verdict.why}; stacks of all ranks are in {stacks}"
     run.do(c.KeepStacks(stacks, tuple(found), verdict.culprits))
     run.do(c.HangSeen(run.now, run.epoch, verdict.culprits, message, stacks, action.value))
@@ -196,7 +196,7 @@ def _act(run: Run, look: Look, group: Group, verdict: HangVerdict, found: list[F
         recovery.failed(run, failure, {group.number})
 
 
-def _of(group: Group, found: list[Finding]) -> list[Finding]:
+def _present(group: Group, found: list[Finding]) -> list[Finding]:
     """Of the workers that the group has now."""
     present = group.ranks - group.gone
     return [f for f in found if f.vitals.rank in present and f.vitals.generation == group.generation]
@@ -210,4 +210,4 @@ def snapshot_copied(run: Run, event: e.SnapshotCopied) -> None:
     if run.phase is Phase.NEW:
         return  # an earlier driver asked for it: what else the host has, which must stay, isn't known yet
     snapshots = run.saved.snapshots
-    run.pass_on(snapshots.copied(event.host, event.rank, event.snapshot, failed=event.failed))
+    run.send_verdicts(snapshots.copied(event.host, event.rank, event.snapshot, failed=event.failed))

@@ -1,7 +1,7 @@
 """Data that is seen exactly once, in steps of one size, across failures and resizes.
 
-``Stream`` is what a training loop iterates over. This room knows no framework: torch and JAX are imported by
-``Stream.loader`` and ``Stream.global_arrays``, NumPy and pyarrow where they are used.
+A training loop iterates over a ``Stream``. This package depends on no framework: torch and JAX are imported
+by ``Stream.loader`` and ``Stream.global_arrays``, NumPy and pyarrow where they are used.
 """
 
 from __future__ import annotations

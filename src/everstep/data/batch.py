@@ -1,7 +1,7 @@
 """How the samples of one step are cut into micro-batches, and which rank gets which. Arithmetic only.
 
 The cut doesn't depend on the number of ranks: micro-batch ``m`` has the samples ``m * micro_batch`` and
-following of its step, whoever computes it. Micro-batches are dealt to ranks like cards, ``m`` to rank
+following of its step, on any rank. Micro-batches are dealt to ranks like cards, ``m`` to rank
 ``m % world_size``, so that micro-batches ``j`` of all ranks together are consecutive samples.
 """
 

@@ -102,10 +102,10 @@ def _check_fingerprint(cursor: _Cursor, now: Fingerprint, accepted: set[str]) ->
     refused = [name for name in changed if name not in accepted]
     if not refused:
         return
-    told = "; ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in refused)
+    changes = "; ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in refused)
     names = ", ".join(f'"{name}"' for name in refused)
     raise ResumeRefusedError(
-        f"The stream isn't the one that was saved at step {cursor.step}: {told}.",
+        f"The stream isn't the one that was saved at step {cursor.step}: {changes}.",
         "Give the same as before, or start a new run. To go on from this place all the same, give the Stream "
         f"accept_changes=[{names}]; if the order is another one, samples of the current pass may then come "
         "twice or not at all.",
@@ -123,8 +123,9 @@ def _sample_now(cursor: _Cursor, now: Fingerprint) -> int:
 
 
 def _lanes_now(lanes: Mapping[int, Any], before: Fingerprint, now: Fingerprint) -> dict[int, Any]:
-    """With another window, a lane begins its current one anew. With another order of shards, as many of them
-    are done as before, and the next is read from its beginning: the reader's state is of another one.
+    """With another window, a lane begins its current one anew. With another order of shards, as many shards
+    count as done as before, and the next one is read from its beginning: the reader's state was of another
+    shard.
     """
 
     def changed(*names: str) -> bool:

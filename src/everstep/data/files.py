@@ -183,8 +183,8 @@ def _fingerprint(paths: list[Path]) -> str:
     return " ".join(f"{path.name}:{path.stat().st_size}" for path in paths)
 
 
-def _shorter(path: Path, told: str) -> DataError:
+def _shorter(path: Path, sizes: str) -> DataError:
     return DataError(
-        f"{path} is shorter than when the place in it was saved: {told}.",
+        f"{path} is shorter than when the place in it was saved: {sizes}.",
         "Put the file back, or start a new run.",
     )

@@ -14,7 +14,7 @@ logger = logging.getLogger("everstep")
 
 
 def rank_here() -> Rank:
-    """What the run says; else the only one."""
+    """From the run that this process is in; without one, the only rank."""
     found = _rank_in_run()
     if found is not None:
         return found
@@ -29,7 +29,7 @@ def rank_here() -> Rank:
 
 
 def given_rank(rank: int | None, world_size: int | None) -> Rank | None:
-    """What a stream was given. ``None``: nothing."""
+    """From the arguments of a stream; None: they aren't given."""
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:

@@ -92,8 +92,8 @@ class StepPlan:
 
 
 class IndexedFeed:
-    """Samples that are asked for by number. Where a stream has come is the number of samples that are done,
-    and a step may have the last samples of a pass and the first of the next.
+    """Samples that are loaded by number. The place in the stream is the number of samples that are done. A
+    step may have the last samples of a pass and the first of the next.
     """
 
     def __init__(self, length: int, seed: int, shuffle: bool, epochs: int | None) -> None:

@@ -1,7 +1,7 @@
 """Random numbers while samples are loaded: the generators that data sets use, seeded for one micro-batch.
 
-Whether there is torch is seen from what has been imported. NumPy is imported where it is installed: a data
-set may be the first to do so, and its numbers would differ from run to run.
+torch's generator is seeded if torch has been imported. NumPy is imported where it is installed: if a data set
+were the first to import it, its numbers would differ from run to run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The same for a while: the training loop finds its generators as it left them."""
+    """Seed them inside the context, and put their states back after it."""
     numpy, torch = numpy_here(), sys.modules.get("torch")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None

@@ -1,7 +1,7 @@
 """Sources that are read in sequence: shards, each with a reader that has ``state()`` and ``restore()``.
 
-Whatever filters, maps or packs is a reader around another one. In which order shards are read, and what of
-them goes to which micro-batch, is in ``lanes``.
+Filtering, mapping and packing are readers around another reader. The order in which shards are read, and
+which micro-batch gets what, is in ``lanes``.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class _Filtered:
 
 
 class _Packed:
-    """Its state is that of the reader where the sequence begins that the next pack begins in, and how much of
-    that sequence has been used.
+    """Its state: that of the reader before the sequence that the next pack begins in, and how much of that
+    sequence has been used.
     """
 
     def __init__(self, reader: Reader, length: int) -> None:

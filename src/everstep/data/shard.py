@@ -1,6 +1,7 @@
 """A run's data set as one worker sees it: Ray Train's names, and a place that is saved with checkpoints.
 
-What a training loop was given counts as seen: a checkpoint that it reports then has the place after it.
+A batch counts as seen once the training loop has it: a checkpoint that is reported then has the place after
+it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _BATCH_SIZE = 256
 _ELSEWHERE = "For shuffling give a Stream as the data set: datasets={'train': Stream(source, seed=0, …)}"
 
 
-class _Way(Protocol):
-    """How batches are taken from a data set, and where it is."""
+class _Access(Protocol):
+    """How batches are taken from a data set, and the place in it."""
 
     def batches(self, size: int | None, drop_last: bool) -> Iterator[Any]: ...
 
@@ -45,7 +46,7 @@ class DatasetShard:
     """
 
     def __init__(self, name: str, source: Any, here: Rank) -> None:
-        self._way: _Way = _Steps(source) if isinstance(source, Stream) else _Passes(name, source, here)
+        self._access: _Access = _Steps(source) if isinstance(source, Stream) else _Passes(name, source, here)
 
     def iter_batches(
         self,
@@ -69,7 +70,7 @@ class DatasetShard:
             local_shuffle_buffer_size, local_shuffle_seed: Refused; a Stream shuffles.
         """
         self._check(batch_format, local_shuffle_buffer_size, local_shuffle_seed)
-        return self._way.batches(batch_size, drop_last)
+        return self._access.batches(batch_size, drop_last)
 
     def iter_torch_batches(
         self,
@@ -89,13 +90,13 @@ class DatasetShard:
         Args:
             dtypes: One for all tensors, or by name.
             device: ``"auto"``: that of this worker.
-            collate_fn: Makes tensors of a batch itself; ``dtypes`` and ``device`` are then its own business.
+            collate_fn: Makes tensors of a batch itself; ``dtypes`` and ``device`` are then ignored.
             pin_memory: Copy to the device from memory that is locked for it.
         """
         from everstep.data.tensors import tensors_of
 
         self._check("default", local_shuffle_buffer_size, local_shuffle_seed)
-        for batch in self._way.batches(batch_size, drop_last):
+        for batch in self._access.batches(batch_size, drop_last):
             if collate_fn is not None:
                 yield collate_fn(batch)
             else:
@@ -103,15 +104,15 @@ class DatasetShard:
 
     def iter_rows(self) -> Iterator[Any]:
         """This worker's samples, one by one, as they are in the data set."""
-        return self._way.rows()
+        return self._access.rows()
 
     def state_dict(self) -> dict[str, Any]:
         """The place, as ``report(checkpoint=…)`` saves it by itself."""
-        return self._way.state_dict()
+        return self._access.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         """Go to a place: what ``state_dict()`` gave, or a list of what it gave on several workers."""
-        self._way.load_state_dict(state)
+        self._access.load_state_dict(state)
 
     def _check(self, batch_format: str | None, buffer_size: int | None, seed: int | None) -> None:
         if batch_format not in ("default", "numpy"):

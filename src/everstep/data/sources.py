@@ -73,18 +73,18 @@ def identity_of(source: object, name: str | None) -> str:
     """A short text that differs where sources do, as far as can be told without reading them."""
     kind = type(source).__name__[:20]
     if name is not None:
-        kind, told = name[:20], name
+        kind, identity = name[:20], name
     elif callable(own := getattr(source, "fingerprint", None)):
-        told = str(own())
+        identity = str(own())
     elif isinstance(of_hugging_face := getattr(source, "_fingerprint", None), str):
-        told = of_hugging_face
+        identity = of_hugging_face
     elif isinstance(source, int):
-        kind = told = "numbers"
+        kind = identity = "numbers"
     else:
-        told = f"{type(source).__module__}.{type(source).__qualname__}"
-        told += "".join(str(getattr(source, has, "")) for has in ("shape", "dtype"))
+        identity = f"{type(source).__module__}.{type(source).__qualname__}"
+        identity += "".join(str(getattr(source, has, "")) for has in ("shape", "dtype"))
     readable = kind.encode("ascii", "replace").decode()  # as JSON, other letters have up to twelve bytes
-    return f"{readable}-{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"
+    return f"{readable}-{hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()}"
 
 
 def samples_of(source: Any, ids: Sequence[int]) -> list[Any]:

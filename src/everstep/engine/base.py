@@ -21,7 +21,7 @@ from everstep.topology.wanted import Wanted
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """Who wants hosts, and what for."""
+    """Which run wants hosts, and which."""
 
     run: str
     lease: int
@@ -112,11 +112,11 @@ class Engine(Protocol):
         ...
 
     def is_dead(self, driver: str) -> bool:
-        """Whether the driver that said this of itself has ended."""
+        """Whether the driver with this ``whoami()`` has ended."""
         ...
 
-    async def open(self, sink: Sink, ask: EngineRequest) -> None:
-        """Look for hosts, and say what there is. Raises ``InfeasibleResourcesError`` for what can never be
+    async def open(self, sink: Sink, request: EngineRequest) -> None:
+        """Find hosts, and report them to ``sink``. Raises ``InfeasibleResourcesError`` for what can never be
         had.
         """
         ...
@@ -132,7 +132,7 @@ class Engine(Protocol):
         ...
 
     def claim(self, host: HostId) -> None:
-        """Take over a host that this run holds already; its agent then tells what it has."""
+        """Take over a host that this run holds already; its agent then reports what it has."""
         ...
 
     def unclaim(self, host: HostId) -> None: ...
@@ -162,7 +162,7 @@ class Engine(Protocol):
         ...
 
     def time_here(self, host: HostId, at: float) -> float:
-        """When that was by the driver's monotonic clock, which a host stamped with its own."""
+        """A time by the monotonic clock of a host, by that of the driver."""
         ...
 
     async def run_side_task(self, work: SideTask) -> bytes:

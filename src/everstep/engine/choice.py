@@ -1,6 +1,6 @@
-"""The engines by name, and how each is made. What an engine is, ``base`` says.
+"""The engines by name, and how each is made. ``base`` has their interface.
 
-An engine is imported when it is made: the command line asks for names alone.
+An engine is imported when it is made: the command line needs the names alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_engine(engine: object) -> Engine:
 
 
 def _nearest() -> str:
-    """Ray, if the user has reason to think of a Ray cluster. Never imports it to find out."""
+    """Ray, if the environment or this process refers to a Ray cluster. Never imports Ray to find out."""
     ray = sys.modules.get("ray")
     near = bool(os.environ.get("RAY_ADDRESS")) or bool(ray is not None and ray.is_initialized())
     return "ray" if near else "local"

@@ -1,4 +1,4 @@
-"""Who has been heard of lately. A host that is silent for too long counts as lost, whatever the engine."""
+"""When each host was last heard of. A host that is silent for too long counts as lost, with any engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everstep.topology.slices import HostId
 
 
 class Heartbeats:
-    """Counts silence. Time in which this process itself didn't run isn't silence of anybody else."""
+    """Measures silence. Time in which this process itself didn't run doesn't count."""
 
     def __init__(self, deadlines: Deadlines, silent: Callable[[HostId, float], None]) -> None:
         self._interval = deadlines.heartbeat_interval_s
@@ -23,7 +23,7 @@ class Heartbeats:
     def watch(self, host: HostId) -> None:
         self._last[host] = time.monotonic()
 
-    def heard(self, host: HostId) -> None:
+    def received(self, host: HostId) -> None:
         if host in self._last:
             self._last[host] = time.monotonic()
 
@@ -31,7 +31,7 @@ class Heartbeats:
         self._last.pop(host, None)
 
     async def run(self) -> None:
-        """Silence before it counts for nothing."""
+        """Silence before this call doesn't count."""
         before = time.monotonic()
         self._last = dict.fromkeys(self._last, before)
         while True:

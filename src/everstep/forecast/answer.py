@@ -85,7 +85,9 @@ def advise(
     answer: ForecastAnswer,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Advice]:
-    """Ask the same question with one thing changed at a time. Returns what helps, the best first."""
+    """Forecast the same question with one thing changed at a time. Returns the changes that help, the best
+    first.
+    """
     smaller = _smaller(question)
     before = answer.goodput if smaller is question else ask(smaller, policy).goodput
     found = []

@@ -26,7 +26,7 @@ class CrewCheckpoints:
         crews: Crews,
         ledger: PiecewiseLedger,
         clock: VirtualTime,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
         self._cadence = cadence
         self._every_step = Cadence(cadence.step_s, cadence.step_s, cadence.cost_s)
@@ -34,7 +34,7 @@ class CrewCheckpoints:
         self._crews = crews
         self._ledger = ledger
         self._clock = clock
-        self._tell = tell
+        self._emit = emit
         self._asked = AskReason.NONE
 
     def report(self, crew: Crew) -> None:
@@ -48,10 +48,10 @@ class CrewCheckpoints:
         stretch.unreported = False
         epoch, group, generation = self._crews.places.incarnation(crew.group)
         folder = f"e{epoch}-g{group}.{generation}-k{stretch.saved}"
-        # The rank that brings the only part comes last: by then the controller waits for nobody else.
+        # The rank with the only part comes last: by then the controller waits for no other rank.
         for place in reversed(self._crews.places.assignments(group)):
             parts = (Part(stretch.saved, folder, held=True),) if place.group_rank == 0 else ()
-            self._tell(
+            self._emit(
                 Reported(
                     at=self._clock.now,
                     epoch=epoch,
@@ -86,7 +86,7 @@ class CrewCheckpoints:
         stretch.catch_up(now - self._cadence.cost_s, self._ledger)
         stretch.saved_until(now, self._ledger)
         if self._asked is AskReason.PREEMPTION:
-            # ``should_checkpoint()`` is true until the slice is left: a loop that asks saves every step.
+            # ``should_checkpoint()`` is true until the workers leave: a loop that uses it saves every step.
             stretch.change_cadence(self._every_step, now, self._ledger)
         self.report(crew)
 

@@ -1,8 +1,8 @@
 """The controller's commands on the modelled cluster: each takes as long as the policy's phases say, then its
 event follows.
 
-What cannot go wrong here is left out: a host is lost or it does what it is told, and every reservation and
-every commit succeeds.
+Failures of single commands are left out: a host is lost or it carries out its commands, and every reservation
+and every commit succeeds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TimedCommands:
         checkpoints: CrewCheckpoints,
         figures: Figures,
         clock: VirtualTime,
-        tell: Callable[[e.Event], None],
+        emit: Callable[[e.Event], None],
     ) -> None:
         self._phases = phases
         self._controller = controller
@@ -42,8 +42,8 @@ class TimedCommands:
         self._checkpoints = checkpoints
         self._figures = figures
         self._clock = clock
-        self._tell = tell
-        self._timers = VirtualTimers(clock, tell)
+        self._emit = emit
+        self._timers = VirtualTimers(clock, emit)
 
     def carry_out(self, commands: list[c.AnyCommand]) -> None:
         """All that one event led to. What is stopped together is gone together, and hosts that are prepared
@@ -80,17 +80,17 @@ class TimedCommands:
 
     def _reserve(self, command: c.Reserve) -> None:
         at = self._clock.now + _RESERVE_S
-        self._clock.at(at, partial(self._tell, e.Reserved(at=at, reservation=command.reservation)))
+        self._clock.at(at, partial(self._emit, e.Reserved(at=at, reservation=command.reservation)))
 
     def _commit(self, command: c.CommitCheckpoint) -> None:
         """At once: what that takes is part of what a checkpoint costs."""
         now = self._clock.now
         committed = e.CheckpointCommitted(at=now, folder=command.checkpoint.folder)
-        self._clock.at(now, partial(self._tell, committed))
+        self._clock.at(now, partial(self._emit, committed))
 
     def _prepared(self, hosts: list[HostId]) -> None:
         for host in filter(self._hosts.alive, hosts):
-            self._tell(e.HostPrepared(at=self._clock.now, host=host))
+            self._emit(e.HostPrepared(at=self._clock.now, host=host))
 
     def _stop(self, commands: list[c.StopWorkers]) -> None:
         groups = {self._crews.places.group_on[command.host] for command in commands}
@@ -100,7 +100,7 @@ class TimedCommands:
     def _gone(self, commands: list[c.StopWorkers]) -> None:
         for command in commands:
             if self._hosts.alive(command.host):
-                self._tell(
+                self._emit(
                     e.WorkersGone(
                         at=self._clock.now,
                         host=command.host,
@@ -122,7 +122,7 @@ class TimedCommands:
             return
         generations = dict(command.generations)
         for place in command.assignments:
-            self._tell(
+            self._emit(
                 e.WorkerReady(
                     at=self._clock.now,
                     epoch=command.epoch,
@@ -145,9 +145,9 @@ class TimedCommands:
 class VirtualTimers:
     """The controller's, by name and key. One that is set again is moved."""
 
-    def __init__(self, clock: VirtualTime, tell: Callable[[e.Event], None]) -> None:
+    def __init__(self, clock: VirtualTime, emit: Callable[[e.Event], None]) -> None:
         self._clock = clock
-        self._tell = tell
+        self._emit = emit
         self._due: dict[tuple[e.TimerName, int], int] = {}
         """The number of the latest setting: virtual time forgets nothing, so earlier ones are ignored."""
         self._settings = 0
@@ -163,4 +163,4 @@ class VirtualTimers:
     def _fire(self, command: c.SetTimer, number: int) -> None:
         if self._due.get((command.timer, command.key)) == number:
             del self._due[command.timer, command.key]
-            self._tell(e.TimerFired(at=self._clock.now, timer=command.timer, key=command.key))
+            self._emit(e.TimerFired(at=self._clock.now, timer=command.timer, key=command.key))

@@ -46,7 +46,7 @@ class Crew(TimeSheet):
         """While it trains. The stretch then accounts for the time, in place of the category."""
 
     def turn(self, category: Category, now: float) -> None:
-        assert self.stretch is None, "what trains is cut off first"
+        assert self.stretch is None, "a crew that trains is cut off first"
         super().turn(category, now)
 
     def train(self, cadence: Cadence, now: float) -> None:
@@ -120,8 +120,8 @@ class Crews:
         return from_memory
 
     def train(self, crews: Iterable[Crew], since: float, now: float) -> None:
-        """They have restored, ``since`` then, except those that were stopped meanwhile. These may already
-        restore again.
+        """These crews, which began to restore at ``since``, train from now on; except those that were stopped
+        meanwhile, which may already restore again.
         """
         for crew in crews:
             if crew.category is Category.RESTORE and crew.since == since:
@@ -141,7 +141,7 @@ class Crews:
         """One of its workers is gone: the others wait for it, in a collective or to restore, until that is
         noticed.
 
-        What it has learnt is lost only if no other replica group trains on with it.
+        Its steps since the last checkpoint are lost only if no other replica group trains on with them.
         """
         kept = any(other.stretch is not None for other in self if other is not crew)
         self._cut_off(crew, now, kept, host_lost)

@@ -1,9 +1,9 @@
 """The controller of real runs on a modelled cluster, for weeks of virtual time.
 
 The parts are made and connected here, and events reach the controller here. ``hosts`` has what fails and
-comes back, ``commands`` what the controller wants done and how long that takes, ``checkpoints`` what it is
-told of checkpoints, ``crews`` what the hosts do with their time, and ``figures`` what comes out. Between two
-faults nothing is simulated (``training``).
+comes back, ``commands`` what the controller wants done and how long that takes, ``checkpoints`` what is
+reported to it of checkpoints, ``crews`` what the hosts do with their time, and ``figures`` the results.
+Between two faults nothing is simulated (``training``).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Forecast:
         )
         self._crews = crews = Crews(question.hosts, cadence, figures)
         checkpoints = CrewCheckpoints(
-            cadence, policy.checkpoints_on_demand, crews, figures.ledger, clock, self._tell
+            cadence, policy.checkpoints_on_demand, crews, figures.ledger, clock, self._emit
         )
-        self._hosts = hosts = ModelledHosts(views, policy, crews, checkpoints, figures, clock, self._tell)
+        self._hosts = hosts = ModelledHosts(views, policy, crews, checkpoints, figures, clock, self._emit)
         self._commands = TimedCommands(
-            policy.phases, controller, hosts, crews, checkpoints, figures, clock, self._tell
+            policy.phases, controller, hosts, crews, checkpoints, figures, clock, self._emit
         )
 
     def run(self) -> None:
@@ -64,8 +64,8 @@ class Forecast:
         self._progress(self._seconds)
 
     def _open(self) -> None:
-        self._hosts.tell_capacity()
-        self._tell(e.RunOpened(at=0.0))
+        self._hosts.emit_capacity()
+        self._emit(e.RunOpened(at=0.0))
 
     def _schedule_next_outage(self) -> None:
         outage = next(self._outages, None)
@@ -77,7 +77,7 @@ class Forecast:
         self._hosts.strike(outage)
         self._schedule_next_outage()
 
-    def _tell(self, event: e.Event) -> None:
+    def _emit(self, event: e.Event) -> None:
         self.figures.events += 1
         commands = self._controller.handle(event)
         if commands:
@@ -94,8 +94,8 @@ def _settings(question: ForecastQuestion, policy: Policy) -> Settings:
         group_size=question.hosts_per_slice if question.replica_groups else None,
         max_failures=-1,
         deadlines=Deadlines(
-            capacity_log_s=question.seconds,  # nobody reads what it waits for
-            # What takes as long as it was said to take isn't late.
+            capacity_log_s=question.seconds,  # nobody reads these lines
+            # A phase that takes as long as the question says isn't late.
             prepare_s=max(300.0, 2 * policy.phases.prepare_s),
             start_s=max(120.0, 2 * policy.phases.start_s),
             kill_s=max(10.0, 2 * policy.phases.stop_s),

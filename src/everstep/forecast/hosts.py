@@ -36,7 +36,7 @@ class ModelledHosts:
         checkpoints: CrewCheckpoints,
         figures: Figures,
         clock: VirtualTime,
-        tell: Callable[[e.Event], None],
+        emit: Callable[[e.Event], None],
     ) -> None:
         self._views = {view.id: view for view in views}
         self._policy = policy
@@ -44,15 +44,15 @@ class ModelledHosts:
         self._checkpoints = checkpoints
         self._figures = figures
         self._clock = clock
-        self._tell = tell
+        self._emit = emit
         self._announcing = False
         """Whether hosts that came back are about to be announced."""
 
     def alive(self, host: HostId) -> bool:
         return self._views[host].alive
 
-    def tell_capacity(self) -> None:
-        self._tell(e.CapacityChanged(at=self._clock.now, hosts=tuple(self._views.values())))
+    def emit_capacity(self) -> None:
+        self._emit(e.CapacityChanged(at=self._clock.now, hosts=tuple(self._views.values())))
 
     def strike(self, outage: Outage) -> None:
         match outage.kind:
@@ -79,7 +79,7 @@ class ModelledHosts:
         failure = Failure(Kind.EXCEPTION, self._clock.now, "a worker died", rank=rank, host=host)
         seen = self._clock.now + self._policy.phases.detect_s
         event = e.WorkerFailed(at=seen, epoch=epoch, generation=generation, rank=rank, failure=failure)
-        self._clock.at(seen, partial(self._tell, event))
+        self._clock.at(seen, partial(self._emit, event))
 
     def _lose(self, host: HostId) -> None:
         view = self._views[host]
@@ -93,7 +93,7 @@ class ModelledHosts:
         self._crews.host_lost(host)
         failure = Failure(Kind.HOST_LOST, self._clock.now, "the host is gone", host=host)
         seen = self._clock.now + self._policy.phases.detect_host_s
-        self._clock.at(seen, partial(self._tell, e.HostLost(at=seen, host=host, failure=failure)))
+        self._clock.at(seen, partial(self._emit, e.HostLost(at=seen, host=host, failure=failure)))
 
     def _stall(self, crew: Crew, host_lost: bool) -> None:
         """It stops, if it trains or restores."""
@@ -113,8 +113,8 @@ class ModelledHosts:
 
     def _announce(self) -> None:
         self._announcing = False
-        self.tell_capacity()
+        self.emit_capacity()
 
     def _give_notice(self, host: HostId, deadline: float) -> None:
         if self._policy.heeds_notices:
-            self._tell(e.PreemptionNotice(at=self._clock.now, host=host, deadline=deadline))
+            self._emit(e.PreemptionNotice(at=self._clock.now, host=host, deadline=deadline))

@@ -52,7 +52,7 @@ def cluster(question: ForecastQuestion) -> tuple[list[HostView], Iterator[Outage
 
 
 def _traced(trace: list[Outage], question: ForecastQuestion) -> tuple[list[HostView], Iterator[Outage]]:
-    assert question.hosts_per_slice == 1, "a trace tells of single hosts"
+    assert question.hosts_per_slice == 1, "a trace lists single hosts"
     at_start = [o for o in trace if (o.kind, o.at) == ("back", 0.0)]
     later = [o for o in trace if (o.kind, o.at) != ("back", 0.0)]
     return [lone_host(o.host) for o in at_start], iter(with_notices(later, question.notice_s))
@@ -84,7 +84,7 @@ def read_trace(lines: Iterable[str], name: str) -> list[Outage]:
 
 
 def load_trace(path: str) -> list[Outage]:
-    """A file, or by its name a trace that is shipped."""
+    """From a file, or one that is shipped, by its name."""
     known = TRACES / f"{path}.csv"
     file = known if known.is_file() else Path(path)
     with file.open(newline="") as lines:
@@ -92,7 +92,7 @@ def load_trace(path: str) -> list[Outage]:
 
 
 def with_notices(outages: Iterable[Outage], notice_s: float) -> list[Outage]:
-    """With a notice so long before each loss, or when the host came if that is later."""
+    """These, and a notice ``notice_s`` before each loss, or when the host came if that is later."""
     found = list(outages)
     came = {o.host: o.at for o in found if o.kind == "back"}
     if notice_s > 0:

@@ -9,8 +9,8 @@ from everstep.topology.slices import HostId
 
 
 class Places:
-    """As of the last start of each group. One worker a host: what a host's accelerators do is part of the
-    time that a step takes.
+    """As of the last start of each group. There is one worker per host, which stands for all of its
+    accelerators.
     """
 
     def __init__(self) -> None:

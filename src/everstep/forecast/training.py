@@ -64,14 +64,14 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 class Stretch:
-    """From a first step until something ends it. Time is counted in cycles: steps, then a checkpoint."""
+    """Training without an interruption. Time is counted in cycles: steps, then a checkpoint."""
 
     def __init__(self, cadence: Cadence, began: float, hosts: int) -> None:
         self.cadence = cadence
         self.began = began
         self.hosts = hosts
         self.kept = began
-        """The time of the newest committed checkpoint: what was learnt until then is safe."""
+        """The time of the newest committed checkpoint: steps until then can't be lost."""
         self.saved = 0
         """Checkpoints so far."""
         self.unreported = False

@@ -17,9 +17,9 @@ from everstep.deadlines import Deadlines
 from everstep.health.vitals import Finding, ProcessState, StackPlace, Stage, Vitals
 
 _MARGIN = 1.25
-"""How much longer than the longest that it took before a thing may take."""
+"""A thing is late only beyond this many times the longest that it has taken so far."""
 _FAR = 10.0
-"""How much longer than any step before workers must stand still for that to be a hang by itself."""
+"""Standing still for this many times the longest step is a hang by itself, whatever the peers do."""
 _WAITS = (StackPlace.COLLECTIVE, StackPlace.REPORT)
 """Where a rank waits for others."""
 
@@ -39,13 +39,13 @@ class HangVerdict(msgspec.Struct, frozen=True):
 
 
 def is_overdue(vitals: Vitals, limits: Deadlines) -> bool:
-    """Whether this rank has been without progress for so long that its peers are to be asked."""
+    """Whether this rank has been without progress for so long that its peers are to be examined."""
     quiet, still = vitals.quiet_s, vitals.still_s
     if vitals.state is ProcessState.TRACED:
         return False
     match vitals.stage:
         case Stage.START | Stage.RETURNED:
-            return False  # the start has a deadline of its own, and who has returned is done
+            return False  # the start has a deadline of its own, and a rank that has returned is done
         case Stage.PAUSE:
             return quiet >= (vitals.allowed_s or limits.hang_pause_s)
         case Stage.FIRST_STEP:
@@ -71,15 +71,15 @@ def _is_inexplicable(vitals: Vitals, limits: Deadlines) -> bool:
 def judge(
     found: Sequence[Finding], limits: Deadlines, others: Sequence[Finding] | None = None
 ) -> HangVerdict | None:
-    """Whom the ranks of one group wait for. None: for somebody who may be at work, or for one of ``others``,
-    which are the ranks of the other replica groups.
+    """Which ranks of a group hang, so that the others wait for them. None: no rank is proven to; the group
+    may wait for a rank that is at work, or for one of ``others``, the ranks of the other replica groups.
     """
     overdue = [one for one in found if is_overdue(one.vitals, limits)]
     hung = [one for one in overdue if _is_proven(one, found, others or (), limits)]
     if not overdue:
         return None
-    for is_it in (_is_stopped, lambda one: one.vitals.held_s >= limits.hang_s):
-        if culprits := [one for one in hung if is_it(one)]:
+    for is_culprit in (_is_stopped, lambda one: one.vitals.held_s >= limits.hang_s):
+        if culprits := [one for one in hung if is_culprit(one)]:
             return _verdict(culprits)
     returned = {one.vitals.rank for one in found if one.vitals.stage is Stage.RETURNED}
     behind = _behind(found, overdue)
@@ -88,7 +88,7 @@ def judge(
         settled = {one.vitals.rank for one in hung} | returned
         return _verdict(behind) if all(one.vitals.rank in settled for one in behind) else None
     late = {one.vitals.rank for one in overdue}
-    return _alone_in_its_place(hung, found, late | returned) or _left_behind(
+    return _stuck_by_itself(hung, found, late | returned) or _all_waiting(
         overdue, found, limits, alone=others is None
     )
 
@@ -101,8 +101,8 @@ def _is_proven(one: Finding, found: Sequence[Finding], others: Sequence[Finding]
     """Whether a rank that is overdue hangs, if it isn't merely a victim."""
     if _is_inexplicable(one.vitals, limits):
         return True
-    # A loop that looks every second whether it may go on is the user's, and knows what it waits for. One in
-    # a library, as a data loader's, waits for what should be there.
+    # A loop that checks every second whether it may go on is the user's own, and may wait on purpose. A
+    # library that waits, such as a data loader, waits for data that should be there.
     waits = one.place not in (StackPlace.WORKING, StackPlace.UNKNOWN)
     stuck = waits or one.vitals.held_s >= limits.hang_s or one.vitals.asleep_s >= limits.hang_s
     return stuck and (
@@ -111,13 +111,13 @@ def _is_proven(one: Finding, found: Sequence[Finding], others: Sequence[Finding]
 
 
 def _is_ahead(peer: Finding, one: Finding) -> bool:
-    """Whether the one is behind its peer, or waited for by it."""
+    """Whether the peer is ahead of this one, or waits for it."""
     ahead = peer.vitals.reports > one.vitals.reports or peer.vitals.collectives > one.vitals.collectives
     return ahead or (peer.place in _WAITS and one.place not in _WAITS)
 
 
 def _gets_on(other: Finding, limits: Deadlines) -> bool:
-    """Whether a rank of another group trains, or waits. What is counted there says nothing: groups begin at
+    """Whether a rank of another group trains, or waits. Its counts can't be compared: groups begin at
     different times.
     """
     return other.place in _WAITS or (
@@ -138,7 +138,7 @@ def _behind(found: Sequence[Finding], overdue: Sequence[Finding]) -> list[Findin
     return []
 
 
-def _alone_in_its_place(
+def _stuck_by_itself(
     hung: Sequence[Finding], found: Sequence[Finding], settled: set[int]
 ) -> HangVerdict | None:
     """Those whose stack says that they don't wait for another rank."""
@@ -147,13 +147,13 @@ def _alone_in_its_place(
         return _verdict(stuck)
     waiting = [one for one in hung if one.place is StackPlace.WAITING]
     others = [one for one in found if one.vitals.rank not in settled]
-    # It may wait for one of these. If they get on without it, it doesn't.
+    # It may wait for one of these; not if they get on without it.
     if waiting and all(one.vitals.quiet_s <= one.vitals.usual_s for one in others):
         return _verdict(waiting)
     return None
 
 
-def _left_behind(
+def _all_waiting(
     overdue: Sequence[Finding], found: Sequence[Finding], limits: Deadlines, *, alone: bool
 ) -> HangVerdict | None:
     """Everybody waits for another rank: for one that has returned, or else for each other."""
@@ -162,13 +162,14 @@ def _left_behind(
         return None  # somebody is at work
     if returned:
         return _verdict(returned)
-    odd = grouped(overdue)
-    # In one and the same collective, they may wait for a slow network. In two different ones they can't meet.
-    meets = len(odd) == 1 and not all(_is_inexplicable(one.vitals, limits) for one in overdue)
-    if meets or not alone:
+    by_stack = grouped(overdue)
+    # In one collective, they may wait for a slow network. In two different ones, they wait for each other.
+    may_go_on = len(by_stack) == 1 and not all(_is_inexplicable(one.vitals, limits) for one in overdue)
+    if may_go_on or not alone:
         return None
+    rarest = by_stack[0]
     return HangVerdict(
-        tuple(one.vitals.rank for one in odd[0]), f"{_no_progress(odd[0][0])}: every rank waits"
+        tuple(one.vitals.rank for one in rarest), f"{_no_progress(rarest[0])}: every rank waits"
     )
 
 

@@ -19,7 +19,9 @@ class Suspects:
         self._until: dict[HostId, float] = {}
 
     def suspect(self, cause: Failure, at: float) -> float | None:
-        """A failure of workers or of a host: is a host to blame for it, and set aside from now on?"""
+        """Blame the host of a failure, if it may be at fault. Returns until when it is set aside, if that
+        begins now.
+        """
         if cause.host is None or cause.echo or cause.kind not in _BLAMED:
             return None
         return self.blame(cause.host, at)

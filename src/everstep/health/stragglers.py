@@ -19,23 +19,23 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 WINDOW = 18
-"""Samples that a judgement is of: steps, or several steps where they are short."""
+"""Samples that a rank is judged by: steps, or several steps where they are short."""
 _SLOW = 0.12
-"""More than its peers, from which on a rank is slow; half of it, and it isn't any more."""
+"""A rank that works longer than its peers by this share is slow. Below half of it, it isn't any more."""
 _SURE = 8.0
-"""How many times its own uncertainty an excess is at least."""
+"""An excess counts only if it is this many times its own uncertainty."""
 _STEADY = WINDOW - 2
-"""In so many samples of a window it was there."""
+"""An excess counts only if it shows in this many samples of a window."""
 _FILLED = 0.7
-"""Share of its steps that a slow rank works: one that waits itself holds up nobody."""
+"""A slow rank works for at least this share of its steps: one that waits itself holds up nobody."""
 _LEAST_S = 1e-6
-"""What nobody is a multiple of."""
+"""Excesses are relative to at least this: steps may take no time at all."""
 _MOST_KEPT = 1 << 14
-"""Paces of ranks that wait for those of others."""
+"""Paces that are kept until those of the other ranks for the same step come."""
 
 
 class Slowness(enum.StrEnum):
-    """What takes a straggler longer, as far as can be told."""
+    """What takes a straggler longer, as far as is known."""
 
     DATA = "waiting for data"
     COMPUTING = "computing"
@@ -81,8 +81,8 @@ class Straggler(msgspec.Struct, frozen=True):
 
 
 class _Excess:
-    """By how much something exceeds its peers, in the last samples. More than all of it counts as that, so
-    that one step doesn't count for many.
+    """By which share of their time something exceeds its peers, in the last samples. More than 100 % counts
+    as 100 %, so that one long step doesn't outweigh many.
     """
 
     def __init__(self) -> None:
@@ -116,18 +116,18 @@ def _cut(share: float) -> float:
 
 Step = Mapping[int, Pace]
 """One step of every rank."""
-_Of = tuple[bool, tuple[int, ...]]
-"""(whether it is a host, its ranks); or a rank alone."""
+_Subject = tuple[bool, tuple[int, ...]]
+"""Who is judged: (whether it is a host, its ranks)."""
 
 
 class Stragglers:
-    """Of workers that do the same. ``add`` takes the pace of one of them in, and says who has become slow and
-    who is as fast as the others again.
+    """The stragglers among workers that do the same. ``add`` takes in the pace of one worker, and returns who
+    has become slow and who is as fast as the others again.
     """
 
     def __init__(self, hosts: Mapping[int, str], least_s: float, named: Iterable[Straggler] = ()) -> None:
-        """``hosts``: of all ranks. ``least_s``: nobody is judged by a shorter time. ``named``: who was slow
-        before.
+        """``hosts``: of all ranks. ``least_s``: no rank is judged by a shorter time. ``named``: the
+        stragglers that are known already.
         """
         self._hosts = {
             host: tuple(sorted(r for r in hosts if hosts[r] == host)) for host in {*hosts.values()}
@@ -135,9 +135,9 @@ class Stragglers:
         self._ranks = frozenset(hosts)
         self._least_s = least_s
         self._coming: dict[int, dict[int, Pace]] = {}
-        """Steps that some ranks have not come to, or say nothing of."""
+        """Steps that some ranks have not reported yet, or never will."""
         self._steps: deque[Step] = deque(maxlen=WINDOW)
-        self._excess: dict[_Of, _Excess] = {}
+        self._excess: dict[_Subject, _Excess] = {}
         """Of each rank, and of each host that isn't the only one, in these steps."""
         self._named = {one.ranks: one for one in named if self._ranks.issuperset(one.ranks)}
 
@@ -159,15 +159,15 @@ class Stragglers:
 
     def _judge(self, step: Step) -> tuple[list[Straggler], list[Straggler]]:
         self._steps.append(step)
-        work: dict[_Of, float] = {(False, (rank,)): pace.work for rank, pace in step.items()}
+        work: dict[_Subject, float] = {(False, (rank,)): pace.work for rank, pace in step.items()}
         usual = _middle(sorted(work.values()))
-        self._note(work, None)
+        self._add_excess(work, None)
         if len(self._hosts) > 1:
             queued = {
                 (True, ranks): sum(step[rank].queued for rank in ranks) / len(ranks)
                 for ranks in self._hosts.values()
             }
-            self._note(queued, usual)
+            self._add_excess(queued, usual)
         if len(self._steps) < WINDOW:
             return [], []
         over = [one for one in self._named.values() if self._is_over(one)]
@@ -181,7 +181,7 @@ class Stragglers:
                 new.append(found)
         return new, over
 
-    def _note(self, spent: Mapping[_Of, float], usual: float | None) -> None:
+    def _add_excess(self, spent: Mapping[_Subject, float], usual: float | None) -> None:
         """By how much each exceeds the others, as a share of what they take, or of what is usual."""
         in_order = sorted(spent.values())
         for of, seconds in spent.items():
@@ -191,7 +191,7 @@ class Stragglers:
                 self._excess[of] = _Excess()
             self._excess[of].add(share)
 
-    def _slow(self, of: _Of) -> Straggler | None:
+    def _slow(self, of: _Subject) -> Straggler | None:
         excess, (is_host, ranks) = self._excess[of], of
         if excess.mean < _SLOW or not excess.is_sure():
             return None

@@ -161,7 +161,7 @@ def slices_to_restore(
     still_ending: Collection[HostId],
 ) -> tuple[SliceName, ...]:
     """The slices that stay held because their hosts' memory can be restored from although no worker is kept:
-    those of the hosts that are ``there``, of which each has told what it has, and its workers have ended.
+    those of the hosts that are ``there``, have reported what they have, and have no worker left.
     """
     if survivors.kept:
         return ()

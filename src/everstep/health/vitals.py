@@ -1,4 +1,4 @@
-"""How a worker does, as its agent sees it from outside: what hangs are told by."""
+"""How a worker does, as its agent sees it from outside: hangs are judged by this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hang watch: when to look closer at workers that stand still, and what was said of them before."""
+"""The hang watch: when workers that stand still are to be examined, and what the user was warned of."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from everstep.identity import Incarnation
 class HangWatch:
     def __init__(self, limits: Deadlines) -> None:
         self.has_reported = False
-        """Some worker has, so that one that doesn't is known to be late."""
+        """Some worker has: so this training function reports, and one that doesn't is late."""
         self._limits = limits
         self._again: dict[Incarnation, tuple[float, set[int]]] = {}
-        """When a group that turned out to be at work, or was warned about, is looked at again, unless another
-        rank than these is overdue.
+        """When a group that turned out to be at work, or was warned about, is examined again; at once, if
+        another rank than these is overdue.
         """
         self._warned: dict[Incarnation, tuple[tuple[int, ...], float]] = {}
-        """Whom the user was warned of, and how long it had been quiet then."""
+        """The ranks that the user was warned of, and for how long they had been quiet then."""
 
-    def wants_look(self, of: Incarnation, vitals: Vitals, now: float) -> bool:
-        """Whether a rank that makes no progress is reason to look at every rank."""
+    def needs_check(self, of: Incarnation, vitals: Vitals, now: float) -> bool:
+        """Whether a rank that makes no progress is reason to examine every rank."""
         again, known = self._again.get(of, (now, set()))
         return is_overdue(vitals, self._limits) and (now >= again or vitals.rank not in known)
 
@@ -45,12 +45,12 @@ class HangWatch:
         return self.has_reported or any(one.vitals.reports or one.vitals.collectives for one in found)
 
     def is_warned(self, of: Incarnation, verdict: HangVerdict, quiet_s: float) -> bool:
-        """Whether this is what was warned about already. Who has moved since is warned about again."""
+        """Whether the user was warned of this already. A rank that has moved since is warned about again."""
         before = self._warned.get(of)
         self._warned[of] = (verdict.culprits, quiet_s)
         return before is not None and before[0] == verdict.culprits and quiet_s >= before[1]
 
 
 def quiet_for(found: Sequence[Finding]) -> float:
-    """How long the longest of those that still run has been without progress."""
+    """For how long they have made no progress: the longest of those that still run."""
     return max(one.vitals.quiet_s for one in found if one.vitals.stage is not Stage.RETURNED)

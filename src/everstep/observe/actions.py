@@ -1,4 +1,4 @@
-"""What may be asked of a run from outside: that it stops, or that a part of it dies. Each says in a line
+"""What can be done to a run from outside: stop it, or kill a part of it. Each action returns a line that says
 what was done.
 """
 
@@ -17,11 +17,11 @@ _DONE = {"KILL": "killed", "TERM": "sent SIGTERM to", "STOP": "froze", "CONT": "
 
 
 class ActionError(EverstepError):
-    """A run can't be asked that."""
+    """This can't be done to the run."""
 
 
 def request_stop(facts: Facts) -> str:
-    """Leave the request for its driver. Twice the same bytes: who asks again is told the same."""
+    """Leave the request for its driver. Asking twice changes nothing: the bytes are the same."""
     history, name = facts.history, facts.opened[-1].name
     if history.outcome:
         raise ActionError(f"{name} has ended already: {history.outcome}")
@@ -83,8 +83,8 @@ def _hosts(run: LiveRun) -> dict[str, HostFile]:
 
 
 def _signal(run: LiveRun, host: HostFile, name: str) -> str:
-    # A machine that is told to go tells its workers itself; any other signal hits everything on it, the
-    # agent first, so that it doesn't live to report the deaths of its workers.
+    # An agent with a preemption notice (SIGTERM) stops its workers in time itself. Any other signal goes to
+    # all processes of the host, the agent first, so that it can't report the deaths of its workers.
     below = [] if name == "TERM" else kernel.descendants(host.pid)
     ranks = [worker for worker in run.workers if worker.host == host.id]
     for pid in (host.pid, *below):

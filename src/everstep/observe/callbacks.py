@@ -23,9 +23,7 @@ logger = logging.getLogger("everstep")
 
 
 class Callbacks:
-    """An observer that passes everything on to the display, and tells the user's callbacks what they asked
-    for.
-    """
+    """An observer that passes everything on to the display, and calls the user's callbacks."""
 
     def __init__(
         self, display: Observer, callbacks: Sequence[UserCallback], context: TrainRunContext
@@ -87,7 +85,7 @@ class Callbacks:
                 self._call(callback, "after_report", self._context, rows, checkpoint)
 
     def _forget_before(self, of: Incarnation) -> None:
-        """What earlier incarnations of a group left half reported stays so."""
+        """Forget reports that earlier incarnations of a group have not completed: they never will."""
         if self._newest.get(of.group) != of:
             self._newest[of.group] = of
             for waiting in (self._pending, self._checkpoints):

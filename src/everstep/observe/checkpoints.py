@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from everstep.journal import records
+from everstep.observe.decoding import decoded
 from everstep.observe.lines import finite
 
 MOST_GONE = 200
@@ -27,13 +28,13 @@ class SavedCheckpoints:
                     "when": when,
                     "attempt": record.epoch,
                     "report": record.index,
-                    "metrics": finite(msgspec.to_builtins(_metrics(record.metrics), str_keys=True)),
+                    "metrics": finite(msgspec.to_builtins(decoded(record.metrics), str_keys=True)),
                     "at": record.external,
                     "holds": "training state" if record.state else "files",
                     "status": "kept",
                 }
             case records.Validated() if record.folder in self._all:
-                found = finite(msgspec.to_builtins(_metrics(record.metrics), str_keys=True))
+                found = finite(msgspec.to_builtins(decoded(record.metrics), str_keys=True))
                 self._all[record.folder]["metrics"] |= found
             case records.Deleted() if record.folder in self._all:
                 self._all[record.folder] |= {"status": "deleted", "gone": when}
@@ -47,10 +48,3 @@ class SavedCheckpoints:
         gone = [each for each in self._all.values() if each["status"] == "deleted"]
         shown = sorted([*kept, *gone[-MOST_GONE:]], key=lambda each: each["when"] or 0.0)
         return {"kept": len(kept), "deleted": len(gone), "shown": shown}
-
-
-def _metrics(raw: msgspec.Raw) -> Any:
-    try:
-        return msgspec.msgpack.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}

@@ -1,6 +1,6 @@
-"""What of this machine, and of a storage path, a run would stumble over: for ``everstep doctor``.
+"""What would keep a run from working on this machine, or with a storage path: for ``everstep doctor``.
 
-Nothing is started and no framework is imported. Each finding says what was seen and, where that is not well,
+Nothing is started and no framework is imported. Each finding says what was seen and, where that is a problem,
 what to do.
 """
 

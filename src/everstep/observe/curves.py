@@ -12,12 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from everstep.identity import Incarnation
 from everstep.journal import records
 from everstep.journal.positions import Positions
-from everstep.protocol.metrics import flat_numbers
+from everstep.observe.decoding import decoded_numbers
 
 MOST_POINTS = 2_000
 """Of one curve: more can't be told apart on a screen."""
@@ -59,7 +57,7 @@ class MetricCurves:
             base = number - record.first if record.generation else None
             stretch = self._open[key] = _Stretch(record.epoch, record.first, base)
             self._stretches.append(stretch)
-        stretch.rows += [_decoded(row) for row in record.rows]
+        stretch.rows += [decoded_numbers(row) for row in record.rows]
         self.count += len(record.rows)
 
     def _position(self, stretch: _Stretch, at: int) -> int:
@@ -98,14 +96,6 @@ class MetricCurves:
             "left_out": len(left_out),
             "curves": [{"name": name, "pieces": _thinned(pieces)} for name, pieces in curves.items()],
         }
-
-
-def _decoded(row: msgspec.Raw) -> dict[str, Any]:
-    try:
-        found = msgspec.msgpack.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return dict(flat_numbers(found)) if isinstance(found, dict) else {}
 
 
 def _columns(rows: Sequence[Mapping[str, float]], first: int) -> list[tuple[str, list[int], list[float]]]:

@@ -38,7 +38,7 @@ def make_display(stream: TextIO | None = None) -> Display:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether it is one that knows more than printing."""
+    """Whether it can do more than print lines."""
     try:
         asked = stream is not None and stream.isatty()
     except (AttributeError, OSError, ValueError):  # closed, or something that only looks like a file
@@ -153,7 +153,7 @@ def describe(record: c.Record) -> str:
             return f"waiting: {record.message}"
         case c.FailureSeen():
             failure = record.failure
-            # An echo says nothing that the cause doesn't; where it is all there is, the decision names it.
+            # An echo adds nothing to the cause; without a cause, the decision names the echo.
             who = f"{who_failed(failure)} failed: " if who_failed(failure) else ""
             return "" if failure.echo else f"{who}{failure.kind.value}: {failure.message}"
         case c.RecoveryDecided():

@@ -177,7 +177,7 @@ class Incidents:
         partial = record.rung.is_partial
         found = [i for i in self._open if i.decided is not None and (not partial or _same(i, record.cause))]
         last = next((i for i in reversed(found) if _same(i, record.cause)), None)
-        unseen_s = record.total_s - seconds_of(record)  # it trained, and told nothing of it
+        unseen_s = record.total_s - seconds_of(record)  # it trained, and reported nothing
         for incident in found:
             incident.until = when - unseen_s
             if incident is last:

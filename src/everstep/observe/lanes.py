@@ -177,7 +177,7 @@ class Lanes:
 
 
 def _turn(track: Track, state: str, now: float) -> None:
-    if track and track[-1][0] >= now:  # what took no time is not seen
+    if track and track[-1][0] >= now:  # a state that took no time is left out
         track.pop()
     if not track or track[-1][1] != state:
         track.append((now, state))

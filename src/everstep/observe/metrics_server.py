@@ -1,7 +1,7 @@
 """``RunConfig(metrics_port=…)``: ``/metrics`` over HTTP, while this process drives a run.
 
-The port is taken before anything of the run starts, so that one that is in use is told first. One thread
-answers one request after the other; it ends with the run, also in the middle of a request.
+The port is opened before anything of the run starts, so that one that is in use is an error at once. One
+thread answers one request after the other; it ends with the run, also in the middle of a request.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _HttpServer(HTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
-        self.socket.setblocking(False)  # who has hung up before being answered isn't waited for
+        self.socket.setblocking(False)  # a client that has hung up isn't waited for
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's asks DNS for a name that nobody needs

@@ -63,12 +63,12 @@ class Observer(Protocol):
 
 
 class Display(Observer, Protocol):
-    """The terminal: it is also told what only somebody who looks at the whole run wants to know."""
+    """The terminal: it also shows what earlier drivers did, and how the run ends."""
 
     def resumed(self, reports: Mapping[int, int]) -> None:
         """How many reports earlier drivers have recorded, by attempt. Called first, if at all."""
         ...
 
     def ended(self, how: str) -> None:
-        """In a word. Called last, if it is known."""
+        """``how``: one word. Called last, if it is known."""
         ...

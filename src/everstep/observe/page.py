@@ -25,7 +25,7 @@ def static_page(run: dict[str, Any]) -> str:
 
 
 def live_page() -> str:
-    """What asks its server for all that it shows."""
+    """A page that loads all that it shows from its server."""
     return _page(None, "Everstep")
 
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.box import ROUNDED
@@ -20,6 +19,7 @@ from everstep.control import commands as c
 from everstep.failures import Kind
 from everstep.journal import records
 from everstep.journal.ledger import RunLedger
+from everstep.observe.decoding import decoded
 from everstep.observe.display import cause_of, in_short, seconds_of, step_of, steps_lost
 from everstep.observe.observer import NewReports
 from everstep.observe.registry import LiveRun, LiveWorker
@@ -126,7 +126,7 @@ class _Reports:
         """When there was last seen to be one more."""
 
     def resume(self, recorded: Mapping[int, int]) -> None:
-        """So many were recorded by earlier drivers, by attempt. The last one may go on."""
+        """How many were recorded by earlier drivers, by attempt. The last one may go on."""
         if recorded:
             self._epoch = max(recorded)
             self._now = recorded[self._epoch]
@@ -240,7 +240,7 @@ class Picture:
             self._ended = record.at
 
     def _hang(self, since: float) -> None:
-        """What looked like training since then was none, unless somebody has reported meanwhile."""
+        """Since then the workers have not trained, although it looked so, unless a rank has reported."""
         last = max((i for i, spell in enumerate(self._spells) if spell.phase == "running"), default=None)
         if last is not None:
             since = max(since, self._spells[last].since, self.reports.moved_at)
@@ -262,7 +262,7 @@ class Picture:
                 self._seats[i] = _Seat(seat.worker, "failed", message)
 
     def _slow(self, record: records.StragglerSeen) -> None:
-        """It trains all the same. A worker that has failed or ended is nothing else any more."""
+        """It still trains. One that has failed or ended stays shown as that."""
         for i, seat in enumerate(self._seats):
             if seat.worker.rank not in record.ranks or seat.state in ("failed", "stopped"):
                 continue
@@ -403,7 +403,6 @@ class Picture:
         return text
 
     def _facts(self, now: float, signs: _Signs) -> list[tuple[str, Text]]:
-
         facts = []
         if self._checkpoint is not None:
             folder, at = self._checkpoint
@@ -416,9 +415,9 @@ class Picture:
             none = Text("none of them got back to training")
             if self._ended is None:
                 none = Text("training, no report yet" if self.phase == "running" else "under way")
-            told = [_recovery(record) for record in reversed(self._recoveries)] or [none]
-            labels = [f"restarts {self._restarts}", *[""] * (len(told) - 1)]
-            facts += list(zip(labels, told, strict=True))
+            shown = [_recovery(record) for record in reversed(self._recoveries)] or [none]
+            labels = [f"restarts {self._restarts}", *[""] * (len(shown) - 1)]
+            facts += list(zip(labels, shown, strict=True))
         return facts
 
 
@@ -440,13 +439,7 @@ def _pairs(facts: Sequence[tuple[str, Text]]) -> Table:
 def _metrics(raw: msgspec.Raw | None) -> list[tuple[str, str]]:
     if raw is None:
         return []
-    try:
-        metrics: Any = msgspec.msgpack.decode(raw)
-    except msgspec.DecodeError:
-        return []
-    if not isinstance(metrics, dict):
-        return []
-    return [(str(key), _value(value)) for key, value in list(metrics.items())[:8]]
+    return [(str(key), _value(value)) for key, value in list(decoded(raw).items())[:8]]
 
 
 def _value(value: object) -> str:

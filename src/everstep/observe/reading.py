@@ -26,7 +26,7 @@ class Tail:
     """A journal, read on and on while its driver writes it and puts old objects together.
 
     Compaction keeps the order of records, and only adds to their number. So where the next object was put
-    away before we read it, everything is read again, and as many as we had are skipped.
+    away before we read it, everything is read again, and the records that we had are skipped.
     """
 
     def __init__(self, store: Store) -> None:
@@ -59,7 +59,7 @@ class Tail:
 
 
 class JournalClock:
-    """UNIX time of records: each driver counts from a start of its own, which ``Opened`` tells."""
+    """UNIX time of records: each driver counts from a start of its own, which is in ``Opened``."""
 
     def __init__(self) -> None:
         self._offset: float | None = None
@@ -76,7 +76,7 @@ class JournalClock:
 
 
 class Facts:
-    """What a journal says, as ``runs`` and ``show`` tell it. Nothing is read before ``news`` is asked."""
+    """What a journal says, as ``runs`` and ``show`` print it. Only ``news`` reads from it."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -90,7 +90,9 @@ class Facts:
         """Of the last record that has a time."""
 
     def news(self) -> Iterator[tuple[AnyRecord, float | None]]:
-        """What was written since this was last asked, taken in, with the UNIX time of each record."""
+        """Read what was written since the last call. Yields each record, once it is taken in, with its UNIX
+        time.
+        """
         for record in self._tail.news():
             self._apply(record)
             when = self.clock.of(record)
@@ -117,7 +119,7 @@ class Facts:
 
     @property
     def written(self) -> float | None:
-        """When it was last written to. Metrics alone carry no time: a folder of this machine tells."""
+        """When it was last written to. Metrics have no time of their own: a folder's time stamp says it."""
         return (_changed(self.store) if self.store.is_local else None) or self.newest
 
     @property

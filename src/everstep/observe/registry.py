@@ -48,7 +48,7 @@ def _folder() -> Path:
 
 
 def _path(name: str, driver_pid: int, driver_started: int) -> Path:
-    """Each driver has a file of its own: whoever clears away a dead one's can't hit a living one's."""
+    """Each driver has a file of its own: so removing a dead driver's file never removes a living one's."""
     return _folder() / f"{name}.{driver_pid}-{driver_started}.json"
 
 
@@ -83,7 +83,7 @@ def forget_run(name: str) -> None:
 def live_runs() -> dict[str, LiveRun]:
     """The runs that have a process left, by name. What is left of others is cleared away.
 
-    A run whose driver was killed stays while its workers live; who took it over comes after it.
+    A run whose driver was killed stays while its workers live. Of two drivers, the later one counts.
     """
     found: dict[str, tuple[int, LiveRun]] = {}
     for written, run in _published():

@@ -13,12 +13,12 @@ from everstep.observe.registry import LiveRun, LiveWorker, live_runs
 from everstep.observe.view import RunView
 from everstep.storage.store import Store, open_store
 
-LOOK_S = 0.5
-"""A journal in a folder is not looked at more often."""
-REMOTE_LOOK_S = 5.0
-"""One in a bucket: every look is a request or two, which somebody pays for."""
+REFRESH_S = 0.5
+"""A journal in a folder is not read more often."""
+REMOTE_REFRESH_S = 5.0
+"""One in a bucket: every time takes a request or two, which somebody pays for."""
 _ENDED = 10
-"""So many times as long nobody looks whether a run that has ended goes on."""
+"""A run that has ended may be resumed. Its journal is read more rarely, by this factor."""
 
 
 class CachedRun:
@@ -28,7 +28,7 @@ class CachedRun:
         self._store = store
         self._view = RunView(store)
         self._lock = threading.Lock()
-        self._looked: float | None = None
+        self._refreshed: float | None = None
         self._version = 0
         self._error: EverstepError | None = None
         self._made: tuple[object, bytes] = (None, b"")
@@ -39,13 +39,13 @@ class CachedRun:
     def version(self) -> tuple[int, str]:
         """Another one whenever there is something new."""
         with self._lock:
-            self._look()
+            self._refresh()
             return self._mark()
 
     def page(self) -> bytes:
         """As JSON."""
         with self._lock:
-            self._look()
+            self._refresh()
             self._check()
             if self._made[0] != self._mark():
                 began = time.monotonic()
@@ -56,7 +56,7 @@ class CachedRun:
     def summary(self) -> dict[str, Any] | None:
         """For a list; ``None`` if it is no run."""
         with self._lock:
-            self._look()
+            self._refresh()
             if self._error is None and not self._view.facts.is_run:
                 return None
             self._check()
@@ -64,14 +64,14 @@ class CachedRun:
 
     def stop(self) -> str:
         with self._lock:
-            self._look()
+            self._refresh()
             self._check()
             return actions.request_stop(self._view.facts)
 
     def live(self) -> LiveRun:
         """Its processes on this machine."""
         with self._lock:
-            self._look()
+            self._refresh()
             self._check()
             name = self._view.facts.opened[-1].name
         live = actions.live_run(name)
@@ -86,22 +86,22 @@ class CachedRun:
         except EverstepError:
             return b""
         with self._lock:
-            return as_json(self._workers.look(workers)).encode()
+            return as_json(self._workers.usage(workers)).encode()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if isinstance(self._error, JournalFormatError):
             return  # that doesn't pass
-        if self._looked is not None and time.monotonic() - self._looked < self._pause_s():
+        if self._refreshed is not None and time.monotonic() - self._refreshed < self._pause_s():
             return
         try:
             self._version += self._view.refresh()
             self._error = None
         except EverstepError as error:
             self._error = error
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
 
     def _pause_s(self) -> float:
-        pause_s = LOOK_S if self._store.is_local else REMOTE_LOOK_S
+        pause_s = REFRESH_S if self._store.is_local else REMOTE_REFRESH_S
         return pause_s * (_ENDED if self._view.facts.history.outcome else 1)
 
     def _check(self) -> None:
@@ -116,18 +116,18 @@ class CachedRun:
 
 
 class WorkersNow:
-    """What workers use, between one look and the next. Several pages that ask get the same."""
+    """What workers use, between one sample and the next. All pages that ask in between get the same."""
 
     def __init__(self) -> None:
-        self._before: dict[int, usage.UsageLook] = {}
-        self._looked: float | None = None
+        self._before: dict[int, usage.UsageSample] = {}
+        self._sampled: float | None = None
         self._found: dict[str, Any] = {}
 
-    def look(self, workers: list[LiveWorker]) -> dict[str, Any]:
-        if self._looked is None or time.monotonic() - self._looked >= LOOK_S:
-            now = usage.look(workers)
+    def usage(self, workers: list[LiveWorker]) -> dict[str, Any]:
+        if self._sampled is None or time.monotonic() - self._sampled >= REFRESH_S:
+            now = usage.sample(workers)
             rows = usage.between(self._before, now)
-            self._before, self._looked = now, time.monotonic()
+            self._before, self._sampled = now, time.monotonic()
             self._found = {"workers": [_plain(row) for row in rows], "elsewhere": len(workers) - len(now)}
         return self._found
 
@@ -159,7 +159,7 @@ class RunCache:
         return self._store.address()
 
     def run(self, name: str) -> CachedRun:
-        """Only what is listed can be had: a request can't name another place."""
+        """One of those that are listed: a request can't name another place."""
         found = self._found()
         if name not in found:
             raise NoRunError(f"there is no run {name!r} in {self.address}")

@@ -1,8 +1,8 @@
 """``everstep ui``: the page over HTTP, for this machine alone.
 
-It listens on loopback. A request must name loopback as its host, so that no name that a stranger's DNS
-points here gets an answer; and where a browser says from which page it comes, that must be ours. What changes
-something needs the token besides, which only who started this has seen.
+It listens on loopback. A request must name loopback as its host, so that no name that a stranger's DNS points
+here gets an answer; and where a browser says from which page it comes, that must be ours. Requests that
+change something need the token as well, which only the user who started this has seen.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LOOPBACK = "127.0.0.1"
 _NAMES = {"127.0.0.1", "localhost", "::1"}
 _POLL_S = 0.5
 _USAGE_S = 2.0
-"""So often it is told what workers use."""
+"""Seconds between two events about what workers use."""
 _QUIET_S = 15.0
-"""Without news, something is sent so often: so a browser that is gone is noticed."""
+"""Without news, something is sent this often, so that a browser that is gone is noticed."""
 _PAUSE = 5
-"""So many times as long as a page takes to be put together, nobody is told to ask for it again."""
+"""A browser is not asked to load a page again for this many times as long as it takes to put it together."""
 _MOST_BYTES = 4096
 
 
@@ -136,17 +136,17 @@ class _Handler(BaseHTTPRequestHandler):
                 raise RefusedRequest(HTTPStatus.NOT_FOUND, f"there is no {asked.path} here")
 
     def _stream(self, what: CachedRun | RunCache) -> None:
-        """Tell whenever something is new, as long as the browser listens."""
+        """Send an event whenever something is new, as long as the browser listens."""
         self.send_response(HTTPStatus.OK)
         self._send_headers("text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        told: object = None
+        sent: object = None
         quiet_s = 0.0
         unused_s = _USAGE_S
         pause_s = 0.0
-        while not self.server.closing.wait(max(_POLL_S, pause_s) if told is not None else 0.0):
+        while not self.server.closing.wait(max(_POLL_S, pause_s) if sent is not None else 0.0):
             version = what.version()
             quiet_s += _POLL_S
             unused_s += _POLL_S
@@ -154,9 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"event: usage\ndata: " + used + b"\n\n")
                 unused_s = 0.0
             pause_s = 0.0
-            if version != told:
+            if version != sent:
                 self.wfile.write(b"event: changed\ndata: {}\n\n")
-                told, quiet_s = version, 0.0
+                sent, quiet_s = version, 0.0
                 pause_s = _PAUSE * what.cost_s if isinstance(what, CachedRun) else 0.0
             elif quiet_s >= _QUIET_S:
                 self.wfile.write(b": still here\n\n")

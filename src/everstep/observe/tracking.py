@@ -1,7 +1,7 @@
-"""Feeds trackers with a run's metrics: on a thread for each, from the run's history, behind training's back.
+"""Logs a run's metrics to trackers: on a thread for each, from the run's history, beside training.
 
-The history has what earlier drivers recorded, too. What a tracker has got is skipped, so what is done again
-after a restart is not logged twice, and what a killed driver had not logged is.
+The history has what earlier drivers recorded, too. What a tracker has already is skipped: so steps that are
+done again after a restart are not logged twice, and those that a killed driver had not logged are logged.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 
-import msgspec
-
 from everstep.callbacks import TrainRunContext
 from everstep.integrations.tracker import LoggedRow, Tracker
 from everstep.journal.history import History
-from everstep.protocol.metrics import flat_numbers
+from everstep.observe.decoding import decoded_numbers
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 _MOST_ROWS = 1000
 """At once."""
@@ -31,23 +29,23 @@ logger = logging.getLogger("everstep")
 def tracked(history: History, context: TrainRunContext) -> Iterator[None]:
     """While this lasts, the run's metrics are logged; all of them, when it ends."""
     every = [
-        Following(cb, history, context) for cb in context.run_config.callbacks if isinstance(cb, Tracker)
+        TrackerThread(cb, history, context) for cb in context.run_config.callbacks if isinstance(cb, Tracker)
     ]
-    for following in every:
-        following.start()
+    for thread in every:
+        thread.start()
     try:
         yield
     finally:
         deadline = time.monotonic() + context.run_config.deadlines.trackers_s
-        for following in every:
-            following.closing.set()
-        for following in every:
-            following.join(max(0.0, deadline - time.monotonic()))
-            if following.is_alive():
-                logger.warning("%s has not logged everything in time (Deadlines.trackers_s)", following.name)
+        for thread in every:
+            thread.closing.set()
+        for thread in every:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s has not logged everything in time (Deadlines.trackers_s)", thread.name)
 
 
-class Following(threading.Thread):
+class TrackerThread(threading.Thread):
     def __init__(self, tracker: Tracker, history: History, context: TrainRunContext) -> None:
         super().__init__(name=type(tracker).__name__, daemon=True)
         self.closing = threading.Event()
@@ -58,7 +56,7 @@ class Following(threading.Thread):
         """None: the tracker isn't open."""
 
     def run(self) -> None:
-        pause_s = _LOOK_S
+        pause_s = _POLL_S
         while True:
             ends = self.closing.wait(pause_s)
             try:
@@ -66,7 +64,7 @@ class Following(threading.Thread):
                 if ends:
                     self._close()
                     return
-                pause_s = _LOOK_S
+                pause_s = _POLL_S
             except Exception as error:  # somebody else's code, and the network: it may fail, not end the run
                 self._rows = None
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -112,7 +110,7 @@ class TrackedRows:
             if self._row == len(record.rows):
                 self._record, self._row = self._record + 1, 0
                 continue
-            metrics = _numbers(record.rows[self._row])
+            metrics = decoded_numbers(record.rows[self._row])
             step = self._step_of(metrics, first + self._row)
             self._row += 1
             if step > self._last and metrics:
@@ -126,11 +124,3 @@ class TrackedRows:
         step = metrics.get(self._step_metric)
         # Without a step there is no place for it on the curve.
         return int(step) if step is not None and abs(step) < 2**53 else self._last
-
-
-def _numbers(row: msgspec.Raw) -> dict[str, float]:
-    try:
-        found = msgspec.msgpack.decode(row)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return dict(flat_numbers(found)) if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""What the workers of a live run on this machine do and use, as the kernel and their own counters tell it."""
+"""What the workers of a live run on this machine do and use, by the kernel and by their own counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES = {"T": "stopped", "t": "traced", "D": "blocked in the kernel"}
 
 
 @dataclass(frozen=True)
-class UsageLook:
+class UsageSample:
     """One worker at one instant."""
 
     at: float
@@ -46,7 +46,7 @@ class Usage:
     memory: int
 
 
-def look(workers: Sequence[LiveWorker]) -> dict[int, UsageLook]:
+def sample(workers: Sequence[LiveWorker]) -> dict[int, UsageSample]:
     """By rank. Workers on other machines, and those that are gone, are left out."""
     here = [worker for worker in workers if worker.alive]
     used = kernel.used_by([worker.pid for worker in here])
@@ -56,7 +56,7 @@ def look(workers: Sequence[LiveWorker]) -> dict[int, UsageLook]:
         family = used.get(worker.pid)
         if seen is None or family is None:
             continue
-        found[worker.rank] = UsageLook(
+        found[worker.rank] = UsageSample(
             time.monotonic(),
             worker,
             _doing(worker, seen),
@@ -68,7 +68,7 @@ def look(workers: Sequence[LiveWorker]) -> dict[int, UsageLook]:
     return found
 
 
-def between(before: dict[int, UsageLook], now: dict[int, UsageLook]) -> list[Usage]:
+def between(before: dict[int, UsageSample], now: dict[int, UsageSample]) -> list[Usage]:
     """By rank. Of one that was started in between, nothing is known yet but what it is doing."""
     found = []
     for rank in sorted(now):

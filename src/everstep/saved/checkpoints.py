@@ -63,7 +63,7 @@ class Checkpoints:
         self._let_go: dict[Incarnation, CheckpointRef] = {}
         """The last of those that were, by incarnation."""
         self._since: dict[tuple[Incarnation, int], float] = {}
-        """When a rank was first heard to save its part of a report; nothing of those of earlier drivers."""
+        """When a rank first reported that it saves its part of a report, to this driver."""
         for ref in let_go:
             self._last_order = max(self._last_order, ref.order)
             self._highest[ref.incarnation] = max(ref.index, self.highest(ref.incarnation))

@@ -27,8 +27,8 @@ class RestorePoints:
             return None
         return kept
 
-    def name(self, snapshot: At | None) -> tuple[str, float | None]:
-        """What is restored, this snapshot or else the newest checkpoint, and when it was reported."""
+    def describe(self, snapshot: At | None) -> tuple[str, float | None]:
+        """(what is restored, when it was reported): this snapshot, or else the newest checkpoint."""
         newest = self.checkpoints.newest
         if snapshot is not None:
             where = "memory of other hosts" if self.snapshots.sources(snapshot) else "memory"
@@ -44,9 +44,9 @@ class RestorePoints:
             return lost
         return min(lost, max(0, furthest - snapshot.report))
 
-    def worth(self, uploading: Iterable[tuple[Incarnation, int]]) -> float:
-        """How long it takes to train again what is being uploaded and nothing else holds: so long, at most,
-        is it worth to wait for it. Without anything else to restore, it is worth any wait.
+    def worth_waiting_s(self, uploading: Iterable[tuple[Incarnation, int]]) -> float:
+        """How long uploads are worth waiting for: as long as it takes to train again what is in them and in
+        nothing else. Without anything else to restore, any wait is worth it.
         """
         newest, snapshots = self.checkpoints.newest, self.snapshots
         if newest is None and snapshots.kept is None:

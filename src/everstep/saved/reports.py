@@ -112,8 +112,8 @@ class ReportBook:
 
     def awaited(self, rank: int) -> set[int]:
         """Indices of this rank's checkpoints that are neither complete nor given up. Also those that can't be
-        complete, while others may add to them: a later driver must hear why not, or it would take the rank
-        for one that had nothing to add.
+        complete, while others may add to them: a later driver must know why not, or it would think that the
+        rank had nothing to add.
         """
         return self._owed[rank] | {k for k, parts in self._pending.items() if rank in parts} | self._spoilt
 
@@ -139,8 +139,8 @@ class ReportBook:
         before = max(self._upto[rank], self._after)
         self._upto[rank] = max(self._upto[rank], upto)
         brought = [part for part in parts if part.index > before or part.index in self._owed[rank]]
-        # What was brought before, or is told twice, adds nothing. An agent may have been quicker to upload a
-        # part than its rank to announce it.
+        # What was brought before, or is reported twice, adds nothing. An agent may have uploaded a part
+        # before its rank announced it.
         self._owed[rank].update(k for k in owed if k > before and k not in self._early[rank])
         self._early[rank] = {k for k in self._early[rank] if k > self._upto[rank]}
         for part in brought:
@@ -179,7 +179,7 @@ class ReportBook:
         return self._upto[rank] >= index or rank in self._returned
 
     def _is_settled(self, index: int) -> bool:
-        """Nobody will add to this checkpoint any more. A rank that is settled is not asked again."""
+        """No rank will add to this checkpoint any more. A rank that is settled isn't checked again."""
         first = self._settled_first.get(index, 0)
         while first < len(self._in_order) and self._settled(self._in_order[first], index):
             first += 1

@@ -1,4 +1,4 @@
 """Everything for torchft: its backend, and its lighthouse, a process that some host of the run has.
 
-Agents and the driver know it as something that a backend needs beside its workers.
+For agents and the driver, the lighthouse is something that a backend needs beside its workers.
 """

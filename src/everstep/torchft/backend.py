@@ -1,8 +1,8 @@
 """torchft: each replica group is a PyTorch process group of its own, and the groups agree on a quorum every
 step.
 
-The quorum is torchft's business. Here is what a worker needs for it: where the lighthouse is (a forwarder of
-its own host, which the agent tells), and fixes for torchft 0.2.0.
+torchft decides the quorum. Here is what a worker needs for it: the address of the lighthouse (a forwarder on
+its own host, which the agent runs), and fixes for torchft 0.2.0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ times out. It is put back within a second; how long a worker may wait for it is 
 MEETING_S = 5.0
 """How long the members of a new quorum wait for each other. One may have died since it was counted in."""
 
-# What a rank says whose group's manager, which lives in the leader, went away with it.
+# The error of a rank whose group has lost its manager, which lives in the leader.
 _MANAGER_GONE = re.compile(
     r'status: .*message: "(transport error|tcp connect error|operation was canceled|connection error'
     r"|h2 protocol error|error reading a body)"
@@ -43,8 +43,8 @@ class TorchftConfig(TorchConfig):
 
     Args:
         lighthouse_kwargs: What torchft's ``LighthouseServer`` is started with: ``min_replicas`` (1),
-            ``join_timeout_ms``, ``quorum_tick_ms``, ``heartbeat_timeout_ms``. Where it listens is Everstep's
-            to say.
+            ``join_timeout_ms``, ``quorum_tick_ms``, ``heartbeat_timeout_ms``. Everstep chooses where it
+            listens.
         replica_group_size: Workers that together hold one copy of the model.
         min_replica_groups: The fewest groups that the run may go on with when there is no place for the
             others; also enough for a start. By default ``ScalingConfig(num_workers=(min, max))`` says so;
@@ -174,8 +174,8 @@ def patch_torchft(group_size: int) -> None:
 
 def meet_in_bounded_time(process_group: type) -> None:
     """The time-out that the user gives is for all-reduces, which may take long. torchft 0.2.0 also waits as
-    long for a member that dies while the others connect to it, and nobody trains meanwhile. Whoever gives up
-    too early meets the others in the next quorum.
+    long for a member that dies while the others connect to it, and nobody trains meanwhile. A member that
+    gives up too early meets the others in the next quorum.
     """
     import torch
 
@@ -204,10 +204,10 @@ class _Client:
     remembers the same number from the lighthouse before would skip the reconfiguration, or meet where old
     addresses still stand.
 
-    *A group heals as one, or not at all.* The state comes to each rank by itself, and when the group that it
-    comes from dies meanwhile, one rank may have it and its partner not. They don't commit that step. But then
-    each tells the step that it has, torchft believes the last one, and the other would train on with what it
-    had. So all of them tell the step from before, until a step is committed: they heal again.
+    *A group heals as one, or not at all.* Each rank receives the state by itself, and when the group that
+    sends it dies meanwhile, one rank may have it and its partner not. They don't commit that step. But then
+    each rank reports the step that it has, torchft takes the last one, and the other rank would train on with
+    an old state. So all of them report the step from before, until a step is committed: they heal again.
     """
 
     inner: Any
@@ -218,21 +218,21 @@ class _Client:
         self._seen: tuple[object, ...] = ()
         self._id = -1
         self._unhealed: int | None = None
-        """The step that this group had when it was told to heal, until it has committed another."""
+        """The step that this group had when it began to heal, until it has committed another."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     def _quorum(self, *, step: int, **more: Any) -> _Quorum:
-        told = step if self._unhealed is None else self._unhealed
-        result = self._client._quorum(step=told, **more)
+        own_step = step if self._unhealed is None else self._unhealed
+        result = self._client._quorum(step=own_step, **more)
         if self._unhealed is not None and not result.heal:
             raise RuntimeError(
-                f"This group was taking its state of a later step than {told} from another when that failed, "
-                "and nobody has a later one any more: its ranks may differ. It has to start anew."
+                f"This group was taking its state of a later step than {own_step} from another when that "
+                "failed, and nobody has a later one any more: its ranks may differ. It has to start anew."
             )
-        if self.group_size > 1 and told < result.max_step:
-            self._unhealed = told
+        if self.group_size > 1 and own_step < result.max_step:
+            self._unhealed = own_step
         return _Quorum(result, self._id_of(result))
 
     def should_commit(self, *args: Any, **kwargs: Any) -> bool:
@@ -243,10 +243,11 @@ class _Client:
 
     def _id_of(self, result: Any) -> int:
         seen = (result.quorum_id, tuple(result.replica_ids))
-        # Who is behind has missed a quorum, perhaps one of a new lighthouse, in which others saw a change
-        # that is none now. All members see that somebody is, and make the same id of it.
-        somebody_is_behind = result.max_world_size < result.replica_world_size
-        if seen != self._seen or somebody_is_behind:
+        # A member that is behind has missed a quorum, perhaps the first of a new lighthouse. For the others
+        # that one was a change, and this one is none. All members see that one is behind, and make the same
+        # id of it.
+        one_is_behind = result.max_world_size < result.replica_world_size
+        if seen != self._seen or one_is_behind:
             self._seen = seen
             self._id = _digest(*seen, result.max_step)
         return self._id

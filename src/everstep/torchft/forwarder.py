@@ -1,7 +1,7 @@
 """A port on loopback behind which the lighthouse is, wherever that may be now.
 
-Workers are told one address when they start. The lighthouse may die, and come back on another host: then only
-the forwarders are told, and workers see a connection that broke, or one that took a little longer.
+Workers get one address when they start. The lighthouse may die, and come back on another host: then only the
+forwarders get its new address, and workers see a connection that broke, or one that took a little longer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from everstep.backend.network import join_address, listen
 
 PATIENCE_S = 60.0
 """How long a connection may wait for a lighthouse to be there."""
-_LOOK_S = 0.02
+_RETRY_S = 0.02
 _READ = 1 << 16
 
 
@@ -26,11 +26,11 @@ class Forwarder:
         self._target = ""
         self._known = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
-        # Who connects before the server is up waits in the socket's backlog.
+        # Connections that come before the server is up wait in the socket's backlog.
         self._starting = asyncio.ensure_future(asyncio.start_server(self._accepted, sock=sock))
 
     def point_at(self, address: str) -> None:
-        """Where the lighthouse is now; nothing: nobody knows. Connections to where it was are cut."""
+        """``address``: where the lighthouse is now; empty: not known. Connections to where it was are cut."""
         if address == self._target:
             return
         self._target = address
@@ -74,7 +74,7 @@ class Forwarder:
             try:
                 return await asyncio.open_connection(host.strip("[]"), int(port))
             except OSError:
-                await asyncio.sleep(_LOOK_S)  # it is being put back
+                await asyncio.sleep(_RETRY_S)  # it is being put back
 
 
 async def _until_either_ends(*copies: asyncio.Future[None]) -> None:

@@ -12,8 +12,8 @@ from everstep.torchft.process import LighthouseProcess
 class HostLighthouse:
     """torchft's lighthouse, if this host has it, and where workers of this host reach it."""
 
-    def __init__(self, say: Callable[[wire.LighthouseUp], None]) -> None:
-        self._say = say
+    def __init__(self, send: Callable[[wire.LighthouseUp], None]) -> None:
+        self._send = send
         self._lighthouse: LighthouseProcess | None = None
         self._forwarder: Forwarder | None = None
 
@@ -37,7 +37,7 @@ class HostLighthouse:
     def _is_up(self, address: str) -> None:
         if self._forwarder is not None:
             self._forwarder.point_at(address)  # the other hosts' need a driver, which may be away
-        self._say(wire.LighthouseUp(address))
+        self._send(wire.LighthouseUp(address))
 
     def forward(self, address: str) -> None:
         self._forwarder = self._forwarder or Forwarder()

@@ -1,7 +1,7 @@
-"""Where torchft's lighthouse is, and which hosts have been told.
+"""Where torchft's lighthouse is, and which hosts know.
 
-It lives on one of the run's hosts, since agents outlive the driver; there its agent puts it back when it
-dies. When that host is lost or given back, it moves to another, and only the forwarders hear of it.
+It lives on one of the run's hosts, since agents outlive the driver; there its agent restarts it when it dies.
+When that host is lost or given back, it moves to another, and only the forwarders have to know.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LighthousePlacement:
         self._send = send
         self._address_of = address_of
         self._where = ""
-        self._told: dict[HostId, str] = {}
+        self._sent: dict[HostId, str] = {}
 
     def found(self, host: HostId, where: str) -> None:
         """An earlier driver's agent has it."""
@@ -35,15 +35,15 @@ class LighthousePlacement:
 
     def place(self, hosts: Sequence[HostId]) -> None:
         """The run's hosts now, the best for it first. It is on one of them; all know where."""
-        self._told = {host: self._told[host] for host in hosts if host in self._told}
+        self._sent = {host: self._sent[host] for host in hosts if host in self._sent}
         if self.host not in hosts:
             self.host, self._where = None, ""
             if hosts:
                 self.host = hosts[0]
                 self._run(self.host)
         for host in hosts:
-            if self._told.get(host) != self._where:
-                self._told[host] = self._where
+            if self._sent.get(host) != self._where:
+                self._sent[host] = self._where
                 self._send(host, wire.Forward(self._lease, self._where))
 
     def renew(self) -> None:
@@ -58,7 +58,7 @@ class LighthousePlacement:
     def up(self, host: HostId, where: str) -> None:
         if host == self.host:
             self._where = where
-            self.place(list(self._told))
+            self.place(list(self._sent))
 
 
 def lighthouse_for(

@@ -1,4 +1,4 @@
-"""torchft's lighthouse on this host: its agent, which outlives the driver, puts it back when it dies."""
+"""torchft's lighthouse on this host: its agent, which outlives the driver, restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _MAX_PAUSE_S = 5.0
 
 
 class LighthouseProcess:
-    """Used from the agent's main thread only. ``up`` is called with its address whenever that is news."""
+    """Used from the agent's main thread only. ``up`` is called with its address whenever that is
+    a new one.
+    """
 
     def __init__(self, address: str, options: dict[str, int], up: Callable[[str], None]) -> None:
         self.pid = 0
@@ -47,18 +49,18 @@ class LighthouseProcess:
             ],
             stdin=subprocess.DEVNULL,
             stdout=theirs,
-            env={"RUST_LOG": "warn", **os.environ},  # it has a line to say about every step
+            env={"RUST_LOG": "warn", **os.environ},  # otherwise it prints a line for every step
         ).pid  # fmt: skip
         os.close(theirs)
         self._out = ours
-        asyncio.get_running_loop().add_reader(ours, self._heard)
+        asyncio.get_running_loop().add_reader(ours, self._read_port)
 
-    def _heard(self) -> None:
+    def _read_port(self) -> None:
         assert self._out is not None
-        said = os.read(self._out, 64).decode()
+        port = os.read(self._out, 64).decode()
         self._close_pipe()
-        if said:
-            self._port = int(said)
+        if port:
+            self._port = int(port)
             where = join_address(self._address, self._port)
             if where != self.where:
                 self.where = where
@@ -71,7 +73,7 @@ class LighthouseProcess:
             self._out = None
 
     def died(self) -> None:
-        """The kernel says so. It comes back at the same port, so that nobody needs to be told."""
+        """It has ended. It comes back at the same port, so that no forwarder has to change."""
         self.pid = 0
         self._close_pipe()
         lived = time.monotonic() - self._started

@@ -1,6 +1,6 @@
 """torchft's lighthouse as a process: ``python -m everstep.torchft.server ADDRESS PORT OPTIONS PARENT``.
 
-It says on standard output which port it has, and lives until its parent, an agent, dies. torchft's extension
+It prints its port on standard output, and lives until its parent, an agent, dies. torchft's extension
 is loaded by itself, without torchft and torch around it: so a lighthouse that was killed is back in a tenth
 of a second instead of in four.
 """
@@ -33,8 +33,8 @@ the last one, which is 5000 there. The others wait for a group that was killed u
 old as that. A group sends ten a second; one that lives and is late with five misses a step, and heals.
 
 The time to join runs from the request that waits longest: that of a group which missed the last step. Where
-it is shorter than a step (100 in torchft's Python class), it is over before all others have asked, so whoever
-asks last is left out; and the groups take turns at missing steps, for good.
+it is shorter than a step (100 in torchft's Python class), it is over before all others have asked, so the
+last one is left out; and the groups take turns at missing steps, for good.
 """
 
 
@@ -71,8 +71,8 @@ def _main(address: str, port: str, options: str, parent: str) -> None:
     server = load_extension().LighthouseServer(
         bind=join_address(address, int(port)), **{**OPTIONS, **json.loads(options)}
     )
-    # It names itself by the machine's name, which need not resolve; the port is what is news. In one write:
-    # who reads it reads once.
+    # Its address has the machine's name, which need not resolve: only the port is needed. In one write, since
+    # the reader reads once.
     os.write(1, str(urlsplit(server.address()).port).encode())
     signal.pause()
 

@@ -132,7 +132,7 @@ def test_a_look_at_the_cluster_that_fails_is_said_and_does_not_end_the_looking(
     run = Running(tmp_path, elastic_steps, (1, 2), scaling=LONE)
     run.until_training(1)
     error = RuntimeError("the control store is away")
-    failed = fail_once(monkeypatch, capacity, "look_at_cluster", error)
+    failed = fail_once(monkeypatch, capacity, "read_cluster", error)
     wait_for(failed.is_set, "a failed look")
     node = cluster.add_lone_host("slice-1")
     epoch = run.until_training(2)

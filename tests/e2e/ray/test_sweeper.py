@@ -9,7 +9,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from everstep.engine.ray import cluster as known
-from everstep.engine.ray.sweeper import Sweeper, SweeperLine, name_of
+from everstep.engine.ray.sweeper import Sweeper, SweeperClient, name_of
 from everstep.engine.ray.upkeep import OffLoop
 
 from .cluster import RayCluster
@@ -22,7 +22,7 @@ def kept(tag: str) -> str:
 
     async def once() -> str:
         off_loop = OffLoop()
-        line = SweeperLine(tag, ORPHAN_S, 1, off_loop)
+        line = SweeperClient(tag, ORPHAN_S, 1, off_loop)
         await line.keep()
         off_loop.close()
         node: str = await ray.get_actor(name_of(tag), namespace=known.NAMESPACE).hear.remote(ORPHAN_S, 1)

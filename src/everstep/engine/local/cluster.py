@@ -55,7 +55,7 @@ def runtime_folder() -> Path:
 
 @contextmanager
 def room_in_runtime_folder() -> Iterator[None]:
-    """A folder that is full is told as such. It is in memory on many machines, and small."""
+    """A folder that is full is reported as such. It is in memory on many machines, and small."""
     try:
         yield
     except OSError as error:
@@ -205,12 +205,12 @@ class LocalCluster:
             if self._agents[host].poll() is not None or time.monotonic() > deadline:
                 log = (folder / "agent.log").read_text(errors="replace").strip()
                 raise EverstepError(
-                    f"the agent of {host} did not start{_how(self._agents[host])}\n{log[-4000:]}"
+                    f"the agent of {host} did not start{_how_it_ended(self._agents[host])}\n{log[-4000:]}"
                 )
             time.sleep(0.005)
 
     def remove_slice(self, name: str) -> None:
-        """Take a slice away without a word, and forget it."""
+        """Take a slice away without warning, and forget it."""
         for host in self.slices.get(name, []):
             self._cancel_timer(host)
             self.end_host(host)
@@ -269,7 +269,7 @@ class LocalCluster:
             kernel.send_signal(facts.pid, signal.SIGHUP)
             kernel.send_signal(facts.pid, signal.SIGCONT)
             while _lives(facts) and time.monotonic() < deadline:
-                time.sleep(0.002)  # perhaps somebody else's child: nobody tells us when it is gone
+                time.sleep(0.002)  # perhaps another process's child, which can't be waited for
         for target in [facts.pid, *kernel.descendants(facts.pid)] if _lives(facts) else []:
             kernel.send_signal(target, signal.SIGKILL)
         while left := kernel.marked(self.folder / host):
@@ -308,7 +308,7 @@ class LocalCluster:
 
 
 def _sweep(ours: Path) -> None:
-    """Remove what clusters left here whose hosts, and so whoever could have cleaned up, were all killed."""
+    """Remove what clusters left here whose processes were all killed, so that none could clean up."""
     for folder in runtime_folder().iterdir():
         hosts = read_hosts(folder).values() if folder.is_dir() and folder != ours else []
         if hosts and not any(_lives(facts) for facts in hosts):
@@ -325,7 +325,7 @@ def _clear_away(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _how(agent: subprocess.Popen[bytes]) -> str:
+def _how_it_ended(agent: subprocess.Popen[bytes]) -> str:
     code = agent.poll()
     if code is None:
         return f" within {_START_S:g} s"

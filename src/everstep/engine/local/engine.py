@@ -33,7 +33,7 @@ class LocalEngine:
     shares_machine = True
     brings_folder = False
     sink: Sink
-    ask: EngineRequest
+    request: EngineRequest
 
     def __init__(self, cluster: LocalCluster | None = None) -> None:
         self._cluster = cluster
@@ -52,22 +52,22 @@ class LocalEngine:
     def is_dead(self, driver: str) -> bool:
         return False
 
-    async def open(self, sink: Sink, ask: EngineRequest) -> None:
-        check_feasible(ask, self._cluster)
-        self.sink, self.ask = sink, ask
-        self.heartbeats = Heartbeats(ask.deadlines, self._silent)
+    async def open(self, sink: Sink, request: EngineRequest) -> None:
+        check_feasible(request, self._cluster)
+        self.sink, self.request = sink, request
+        self.heartbeats = Heartbeats(request.deadlines, self._silent)
         if self._cluster is None:
             # Named after the run, so that another driver of it finds the agents that this one may leave
             # behind.
-            name = "r" + hashlib.sha256(ask.run.encode()).hexdigest()[:16]
+            name = "r" + hashlib.sha256(request.run.encode()).hexdigest()[:16]
             cluster = LocalCluster(0, 1, None, folder=runtime_folder() / name)
-            self.own = OwnHost(cluster, ask.journal, ask.lease)
+            self.own = OwnHost(cluster, request.journal, request.lease)
             self.folder = self.own.folder
         else:
             self.folder = self._cluster.folder
         await self._search.connect_to_new(patiently=True)
         self.status_changed()
-        self.spawn(self._search.keep_looking())
+        self.spawn(self._search.keep_finding_hosts())
 
     def count_silence(self) -> None:
         self.spawn(self.heartbeats.run())
@@ -91,14 +91,16 @@ class LocalEngine:
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A bug, or a machine on which nothing can be started any more: who would notice hosts now?"""
+        """A task has failed: a bug, or a machine on which nothing can be started any more. Hosts would no
+        longer be watched, so the run ends.
+        """
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.sink.on_broken(error)
 
     # ------------------------------------------------------------------ finding hosts
 
-    async def look(self) -> None:
+    async def find_hosts(self) -> None:
         await self._search.connect_to_new()
         self.status_changed()
 
@@ -106,11 +108,11 @@ class LocalEngine:
         view = [link.view() for link in self.links.values()] + [link.view() for link in self.dead.values()]
         if self.own is not None and not any(link.alive for link in self.links.values()):
             # One machine, and its agent isn't up yet, was killed or is silent: the machine is still there.
-            view.append(self.own.vacancy(self.ask.workers))
+            view.append(self.own.vacancy(self.request.workers))
         if tuple(view) != self._last_view:
             self._last_view = tuple(view)
             self.sink.on_capacity(tuple(view))
-        self._reservations.look()
+        self._reservations.check()
 
     # ------------------------------------------------------------------ losing hosts
 
@@ -140,21 +142,23 @@ class LocalEngine:
             link.alive = False
             link.retiring = True
             self.heartbeats.forget(host)
-            link.send(wire.Retire(self.ask.lease))
+            link.send(wire.Retire(self.request.lease))
             self.status_changed()
 
     # ------------------------------------------------------------------ reserving
 
     def held(self) -> list[HostId]:
-        return sorted(link.host for link in self.links.values() if link.run == self.ask.holder)
+        return sorted(link.host for link in self.links.values() if link.run == self.request.holder)
 
     def claim(self, host: HostId) -> None:
         me = os.getpid()
         owner = (me, kernel.start_time(me) or 0)
-        self.send(host, wire.Claim(self.ask.holder, self.ask.lease, self.ask.deadlines.orphan_s, owner))
+        self.send(
+            host, wire.Claim(self.request.holder, self.request.lease, self.request.deadlines.orphan_s, owner)
+        )
 
     def unclaim(self, host: HostId) -> None:
-        self.send(host, wire.Unclaim(self.ask.lease))
+        self.send(host, wire.Unclaim(self.request.lease))
 
     def request_capacity(self, workers: int) -> None:
         """This machine is what it is: nothing can be asked to grow it."""

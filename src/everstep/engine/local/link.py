@@ -1,4 +1,4 @@
-"""The driver's lines to one agent of this machine: messages, and heartbeats by themselves."""
+"""The driver's connections to one agent of this machine: one for messages, one for heartbeats."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Stream(asyncio.Protocol):
         self._frames = framing.Frames()
 
     def data_received(self, data: bytes) -> None:
-        self._link.engine.heartbeats.heard(self._link.host)
+        self._link.engine.heartbeats.received(self._link.host)
         if not self._beats:
             for body in self._frames.feed(data):
-                self._link.heard(wire.from_agent.decode(body))
+                self._link.received(wire.from_agent.decode(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._link.lost()
@@ -52,13 +52,15 @@ class LocalLink:
 
     async def connect(self) -> None:
         loop = asyncio.get_running_loop()
-        ask = self.engine.ask
+        request = self.engine.request
         path = str(socket_of(self.engine.folder, self.host))
         for beats in (False, True):
             transport, _ = await loop.create_unix_connection(partial(_Stream, self, beats), path)
             self._transports.append(transport)
-            beat_s = ask.deadlines.heartbeat_interval_s if beats else 0.0
-            transport.write(framing.frame(wire.Attach(wire.WIRE_VERSION, ask.holder, ask.lease, beat_s)))
+            beat_s = request.deadlines.heartbeat_interval_s if beats else 0.0
+            transport.write(
+                framing.frame(wire.Attach(wire.WIRE_VERSION, request.holder, request.lease, beat_s))
+            )
 
     async def answers(self, within_s: float) -> bool:
         """Whether its agent says in time who holds it. At once, if it has ended."""
@@ -76,7 +78,7 @@ class LocalLink:
         if self._transports and not self._transports[0].is_closing():
             self._transports[0].write(framing.frame(message))
 
-    def heard(self, message: wire.AnyFromAgent) -> None:
+    def received(self, message: wire.AnyFromAgent) -> None:
         if isinstance(message, wire.Status):
             self.run, self.lease, self.version = message.run, message.lease, message.version
             self.workers = message.workers
@@ -104,10 +106,10 @@ class LocalLink:
     @property
     def is_left_behind(self) -> bool:
         """An earlier driver has it still: it was silent while others were taken over."""
-        return self.run == self.engine.ask.holder and self.lease < self.engine.ask.lease
+        return self.run == self.engine.request.holder and self.lease < self.engine.request.lease
 
     def view(self) -> HostView:
-        slots = self.facts.slots if self.facts.slots is not None else self.engine.ask.workers
+        slots = self.facts.slots if self.facts.slots is not None else self.engine.request.workers
         return HostView(
             self.host,
             self.facts.slice,
@@ -115,5 +117,5 @@ class LocalLink:
             slots,
             self.facts.hosts_in_slice,
             self.alive,
-            self.run == self.engine.ask.holder or (not self.run and not self.workers),
+            self.run == self.engine.request.holder or (not self.run and not self.workers),
         )

@@ -34,9 +34,9 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(listing.stdout.split())
 
 
-def check_feasible(ask: EngineRequest, cluster: LocalCluster | None) -> None:
+def check_feasible(request: EngineRequest, cluster: LocalCluster | None) -> None:
     """Refuse, before anything starts, what this machine can never give."""
-    for key, value in ask.runtime_env.items():
+    for key, value in request.runtime_env.items():
         if key not in _SERVED_RUNTIME_ENV or (key == "working_dir" and "://" in value):
             raise RefusedError(
                 f"RunConfig.worker_runtime_env[{key!r}] is refused: the local engine serves "
@@ -45,10 +45,10 @@ def check_feasible(ask: EngineRequest, cluster: LocalCluster | None) -> None:
                 f"RunConfig.worker_runtime_env.{key}",
             )
     asked = {
-        "use_tpu": bool(ask.wanted.per_worker.get("TPU")),
-        "accelerator_type": ask.wanted.accelerator_type,
-        "label_selector": ask.wanted.labels,
-        "slice_label": ask.wanted.slice_label,
+        "use_tpu": bool(request.wanted.per_worker.get("TPU")),
+        "accelerator_type": request.wanted.accelerator_type,
+        "label_selector": request.wanted.labels,
+        "slice_label": request.wanted.slice_label,
     }
     for name, value in asked.items():
         if value:
@@ -56,16 +56,16 @@ def check_feasible(ask: EngineRequest, cluster: LocalCluster | None) -> None:
                 f"ScalingConfig({name}={value!r}): the local engine has no such hosts",
                 f"leave {name} out, or run on a cluster that has them, with engine='ray'",
             )
-    need = dict(ask.resources)
-    if ask.gpus:
-        need["GPU"] = ask.gpus
+    need = dict(request.resources)
+    if request.gpus:
+        need["GPU"] = request.gpus
     if cluster is None:
-        _check_machine(ask, need)
+        _check_machine(request, need)
     else:
-        _check_cluster(ask, need, cluster)
+        _check_cluster(request, need, cluster)
 
 
-def _check_cluster(ask: EngineRequest, need: Mapping[str, float], cluster: LocalCluster) -> None:
+def _check_cluster(request: EngineRequest, need: Mapping[str, float], cluster: LocalCluster) -> None:
     """Virtual hosts have room for so many workers each, and share the machine's processors."""
     for name, amount in need.items():
         if name != "CPU" and amount:
@@ -78,30 +78,30 @@ def _check_cluster(ask: EngineRequest, need: Mapping[str, float], cluster: Local
     slots = cluster.workers_per_host
     if slots is not None and cluster.hosts_per_slice > 1:
         per_slice = slots * cluster.hosts_per_slice
-        if ask.workers % per_slice:
-            lower = ask.workers - ask.workers % per_slice
+        if request.workers % per_slice:
+            lower = request.workers - request.workers % per_slice
             nearest = " or ".join(str(n) for n in (lower, lower + per_slice) if n)
             raise InfeasibleResourcesError(
-                f"num_workers={ask.workers} doesn't fill whole slices of {per_slice} workers",
+                f"num_workers={request.workers} doesn't fill whole slices of {per_slice} workers",
                 f"ask for {nearest}: a slice is used whole or not at all",
             )
 
 
-def _check_machine(ask: EngineRequest, need: Mapping[str, float]) -> None:
+def _check_machine(request: EngineRequest, need: Mapping[str, float]) -> None:
     room, limit = min(_rooms())
-    if ask.workers > room:
+    if request.workers > room:
         raise InfeasibleResourcesError(
-            f"{ask.workers} workers on this machine, which has room for at most {room}: {limit}",
+            f"{request.workers} workers on this machine, which has room for at most {room}: {limit}",
             "ask for fewer (ScalingConfig.num_workers; --nproc-per-node of `everstep run`), or raise that "
             "limit",
         )
     have: dict[str, float] = {"CPU": os.cpu_count() or 1, "GPU": len(visible_gpus())}
     for name, amount in need.items():
-        total = amount * ask.workers
+        total = amount * request.workers
         if total > have.get(name, 0):
             asked = "use_gpu" if name == "GPU" else "resources_per_worker"
             raise InfeasibleResourcesError(
-                f"{ask.workers} workers need {total:g} {name} ({asked}: {amount:g} each), and "
+                f"{request.workers} workers need {total:g} {name} ({asked}: {amount:g} each), and "
                 f"this machine has {have.get(name, 0):g}",
                 f"ask for fewer workers or less for each in ScalingConfig, or leave {asked} out to share the "
                 "processors",

@@ -26,8 +26,8 @@ _OPENED = re.compile(r"opened-(?P<journal>\w*)-(?P<lease>[0-9]+)")
 
 
 class OwnHost:
-    """``host`` and ``slice`` are those of the agent that runs, or of the next one. ``journal`` and ``lease``:
-    by which the driver has the run.
+    """``host`` and ``slice`` are those of the agent that runs, or of the next one. ``journal`` and ``lease``
+    are those by which the driver has the run.
     """
 
     def __init__(self, cluster: LocalCluster, journal: str, lease: int) -> None:

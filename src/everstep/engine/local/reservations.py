@@ -19,21 +19,20 @@ class LocalReservations:
         self._claiming: dict[int, set[HostId]] = {}
         """Hosts of reservations that are under way."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Hosts may have been claimed, or lost."""
         for reservation, hosts in list(self._claiming.items()):
             self._check(reservation, hosts)
 
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
-        if self._engine.own is not None and self._engine.own.slice in slices and self._engine.own.starting:
-            self._claiming[reservation] = {
-                self._engine.own.host
-            }  # it was asked for before, and is on its way
+        own = self._engine.own
+        if own is not None and own.slice in slices and own.starting:
+            self._claiming[reservation] = {own.host}  # an earlier reservation has it started
             return
-        if self._engine.own is not None and self._engine.own.is_vacant(slices):
-            self._claiming[reservation] = {self._engine.own.host}
-            self._engine.own.begin()
-            self._engine.spawn(self._start_own(self._engine.own))
+        if own is not None and own.is_vacant(slices):
+            self._claiming[reservation] = {own.host}
+            own.begin()
+            self._engine.spawn(self._start_own(own))
             return
         hosts = {link.host for link in self._engine.links.values() if link.facts.slice in slices}
         for host in hosts:
@@ -46,7 +45,8 @@ class LocalReservations:
 
     async def _start_own(self, own: OwnHost) -> None:
         host = own.host
-        # Whatever was here before has no say from now on, also if it comes to life again: it is being ended.
+        # Messages from earlier agents don't count from now on, also if one comes to life again: they are
+        # ended.
         for link in list(self._engine.links.values()):
             self._engine.heartbeats.forget(link.host)
             self._engine.dead[link.host] = self._engine.links.pop(link.host)
@@ -54,7 +54,7 @@ class LocalReservations:
             link.close()
         try:
             await own.start()
-            await self._engine.look()
+            await self._engine.find_hosts()
         except (EverstepError, OSError) as error:
             own.started(failed=True)
             for reservation in [r for r, hosts in self._claiming.items() if host in hosts]:
@@ -70,15 +70,15 @@ class LocalReservations:
         if self._engine.own is not None and self._engine.own.starting in hosts:
             return
         links = [self._engine.links[host] for host in hosts if host in self._engine.links]
-        taken = sorted(link.host for link in links if link.run not in ("", self._engine.ask.holder))
+        taken = sorted(link.host for link in links if link.run not in ("", self._engine.request.holder))
         missing = sorted(hosts - {link.host for link in links if link.alive})
         if taken or missing or not hosts:
             del self._claiming[reservation]
             for link in links:
-                link.send(wire.Unclaim(self._engine.ask.lease))
+                link.send(wire.Unclaim(self._engine.request.lease))
             why = f"{', '.join(taken)} in use by others" if taken else f"{', '.join(missing) or 'hosts'} gone"
             self._engine.sink.on_reservation_failed(reservation, why)
-        elif all(link.run == self._engine.ask.holder for link in links):
+        elif all(link.run == self._engine.request.holder for link in links):
             del self._claiming[reservation]
             self._engine.sink.on_reserved(reservation)
 
@@ -90,5 +90,5 @@ class LocalReservations:
             if link.facts.slice in slices:
                 for hosts in self._claiming.values():
                     hosts.discard(link.host)
-                link.send(wire.Unclaim(self._engine.ask.lease))
+                link.send(wire.Unclaim(self._engine.request.lease))
         self._claiming = {r: hosts for r, hosts in self._claiming.items() if hosts}

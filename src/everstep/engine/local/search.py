@@ -1,4 +1,4 @@
-"""Looks for agents on this machine, and connects to those that are new."""
+"""Finds agents on this machine, and connects to those that are new."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from everstep.protocol import wire
 if TYPE_CHECKING:
     from everstep.engine.local.engine import LocalEngine
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class HostSearch:
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
-        self._one_look = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
-    async def keep_looking(self) -> None:
+    async def keep_finding_hosts(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
-            await self._engine.look()
+            await asyncio.sleep(_POLL_S)
+            await self._engine.find_hosts()
 
     async def connect_to_new(self, *, patiently: bool = False) -> None:
         """``patiently``: an earlier driver may have left some behind, whose agents are slow to answer."""
-        async with self._one_look:
+        async with self._one_at_a_time:
             there = read_hosts(self._engine.folder)
             # Gone for good, or back as another process under the same name.
             for host in [h for h, link in self._engine.dead.items() if there.get(h) != link.facts]:
@@ -53,19 +53,19 @@ class HostSearch:
         link.alive = True
         self._engine.links[link.host] = link
         self._engine.heartbeats.watch(link.host)
-        self._judge(link)
+        self._accept_or_refuse(link)
 
     async def _answers(self, link: LocalLink, patiently: bool) -> bool:
         """An agent that is connected lives, however long it is silent: its connection ends when it does."""
-        ask, limits = self._engine.ask, self._engine.ask.deadlines
+        request, limits = self._engine.request, self._engine.request.deadlines
         if await link.answers(limits.heartbeat_timeout_s):
             return True
-        if not (patiently and link.connected and (self._engine.own is not None or link.host in ask.left)):
+        if not (patiently and link.connected and (self._engine.own is not None or link.host in request.left)):
             return False
         self._engine.sink.on_trouble(waits_for([link.host], limits))
         return await link.answers(limits.take_over_s - limits.heartbeat_timeout_s)
 
-    def _judge(self, link: LocalLink) -> None:
+    def _accept_or_refuse(self, link: LocalLink) -> None:
         """Whether this driver can have the host."""
         engine = self._engine
         if link.version != wire.WIRE_VERSION:
@@ -73,7 +73,7 @@ class HostSearch:
             self._refuse(link, error.message)
             if engine.own is None:
                 raise error  # it is the user's
-        elif engine.own is not None and link.run not in ("", engine.ask.holder):
+        elif engine.own is not None and link.run not in ("", engine.request.holder):
             self._refuse(link, "the run's journal was removed since they were started")
 
     def _refuse(self, link: LocalLink, why: str) -> None:

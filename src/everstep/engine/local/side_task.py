@@ -1,6 +1,6 @@
 """Work beside training on the driver's own machine: a process that ends with the driver.
 
-``python -m everstep.engine.local.side_task PARENT``: do what standard input says, and answer on
+``python -m everstep.engine.local.side_task PARENT``: the work comes on standard input, its result goes to
 standard output. What the work prints goes to its log.
 """
 

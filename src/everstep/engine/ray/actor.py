@@ -1,4 +1,4 @@
-"""The actor on a node: it starts the node's agent, and passes words between it and the driver.
+"""The actor on a node: it starts the node's agent, and passes messages between it and the driver.
 
 The agent is a process of its own, the same as on one machine: an actor has threads, and nothing can be forked
 from it. The actor holds the other end of the agent's standard input, so that neither outlives the other.
@@ -53,9 +53,9 @@ class AgentConnections:
         self._number = 0
         self._size = 0
         self._changed = threading.Condition()
-        self._words = self._connect(path, wire.Attach(wire.WIRE_VERSION, run, lease))
+        self._messages = self._connect(path, wire.Attach(wire.WIRE_VERSION, run, lease))
         self._beats = self._connect(path, wire.Attach(wire.WIRE_VERSION, run, lease, beat_s))
-        for body in (self._read_words, self._read_beats):
+        for body in (self._read_messages, self._read_beats):
             threading.Thread(target=body, daemon=True).start()
 
     def _connect(self, path: str, attach: wire.Attach) -> socket.socket:
@@ -64,9 +64,9 @@ class AgentConnections:
         sock.sendall(framing.frame(attach))
         return sock
 
-    def _read_words(self) -> None:
+    def _read_messages(self) -> None:
         try:
-            while data := self._words.recv(_READ):
+            while data := self._messages.recv(_READ):
                 with self._changed:
                     if self.ended:
                         return
@@ -74,7 +74,7 @@ class AgentConnections:
                     self._chunks.append((self._number, data))
                     self._size += len(data)
                     self._changed.notify_all()
-                    # A driver that doesn't keep up is felt by the agent, which leaves the rest where it is.
+                    # With a driver that doesn't keep up, the agent can't send either: it keeps the rest.
                     self._changed.wait_for(lambda: self._size < _FULL or self.ended)
         except OSError:
             pass  # closed by us, or by the agent's death
@@ -85,16 +85,16 @@ class AgentConnections:
             while self._beats.recv(_READ):
                 self.beaten = time.monotonic()
         except OSError:
-            pass  # the other connection tells
+            pass  # the connection for messages shows it
 
     def send(self, data: bytes) -> None:
         try:
-            self._words.sendall(data)
+            self._messages.sendall(data)
         except OSError:
-            pass  # its end is told to whoever waits for words
+            pass  # the driver learns of it from ``words``
 
     def take(self, after: int, wait_s: float) -> tuple[int, bytes] | None:
-        """What the agent said after chunk ``after``, which the driver has; None: the agent is gone."""
+        """What the agent sent after chunk ``after``, which the driver has; None: the agent is gone."""
         with self._changed:
             while self._chunks and self._chunks[0][0] <= after:
                 self._size -= len(self._chunks.popleft()[1])
@@ -105,13 +105,13 @@ class AgentConnections:
             return self._chunks[-1][0], b"".join(data for _, data in self._chunks)
 
     def cut(self) -> None:
-        """What the agent has said is still to be had; what it says from here on counts no more."""
+        """Take no more from the agent. What it has sent before can still be read."""
         with self._changed:
             self.ended = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        for sock in (self._words, self._beats):
+        for sock in (self._messages, self._beats):
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -173,7 +173,7 @@ class HostActor:
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]
     def attach(self, run: str, lease: int, beat_s: float, driver: str) -> int:
-        """A driver comes. Sessions are numbered; the agent knows whose word counts."""
+        """A driver connects. Sessions are numbered; the agent knows which driver it obeys."""
         self._last_session += 1
         self._lease = max(self._lease, lease)
         path = str(self._folder / SOCKET)
@@ -189,7 +189,7 @@ class HostActor:
 
     @ray.method(concurrency_group="words")  # type: ignore[untyped-decorator]
     def words(self, session: int, after: int, wait_s: float) -> tuple[int, bytes] | str:
-        """What the agent said, and up to where that is; or why there won't be anything any more."""
+        """The agent's messages, and the number of their last chunk; or why there will be no more."""
         found = self._sessions.get(session)
         taken = None
         if found is not None:
@@ -206,7 +206,7 @@ class HostActor:
 
     @ray.method(concurrency_group="beats")  # type: ignore[untyped-decorator]
     def beat(self, session: int) -> tuple[float, float]:
-        """How long ago the agent last said that it lives, and what time it is by the clock of this host."""
+        """How long ago the agent's last heartbeat was, and what time it is by the clock of this host."""
         now = time.monotonic()
         found = self._sessions.get(session)
         if found is None:
@@ -216,8 +216,8 @@ class HostActor:
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]
     def end(self, lease: int) -> bool:
-        """End the agent and all that runs under it; the actor is of no use after that. False: the driver that
-        says so was replaced, and has no say.
+        """End the agent and all that runs under it; the actor is of no use after that. False: the driver was
+        replaced, and its order doesn't count.
         """
         if lease < self._lease:
             return False
@@ -232,12 +232,12 @@ class HostActor:
         return True
 
     def _watch_raylet(self) -> None:
-        """Without its raylet the node is lost, and Ray takes 15 s to say so. We say it at once, and go."""
+        """Without its raylet the node is lost, which Ray reports after 15 s. Report it at once, and exit."""
         raylet = os.getppid()
         while os.getppid() == raylet:
             time.sleep(_RAYLET_S)
         self._raylet_died = True
-        # The agent ends its workers now. Their deaths are no news of their own: one incident, one cause.
+        # The agent ends its workers now. Their deaths aren't reported: one incident has one cause.
         for session in list(self._sessions.values()):
             session.cut()
         assert self._agent.stdin is not None
@@ -247,7 +247,9 @@ class HostActor:
         os._exit(1)
 
     def _watch_drivers(self) -> None:
-        """A driver that died has no socket that breaks: Ray is asked, once nothing is heard of it."""
+        """A driver that died has no socket that breaks: once it is silent, Ray is asked whether
+        it has ended.
+        """
         while True:
             time.sleep(1.0)
             for number, session in list(self._sessions.items()):

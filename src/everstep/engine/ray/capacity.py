@@ -1,4 +1,4 @@
-"""Looks at the cluster, again and again: which hosts there are for this run, and what it still wants."""
+"""Reads the cluster's state, again and again: which hosts there are for this run, and what it still wants."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from everstep.engine.ray.demand import Demand
 from everstep.engine.ray.held import HeldSlices
 from everstep.engine.ray.link import ActorLink
 from everstep.engine.ray.upkeep import OffLoop
-from everstep.engine.ray.watch import ClusterWatch, look_at_cluster
+from everstep.engine.ray.watch import ClusterWatch, read_cluster
 from everstep.protocol import wire
 from everstep.topology.slices import HostView
 
-LOOK_S = 0.25
-_LOOK_SHARE = 0.2
-"""Of the time, at most: looks at a large cluster, or on a busy machine, are further apart."""
+POLL_S = 0.25
+_POLL_SHARE = 0.2
+"""Of the time, at most: reading a large cluster, or on a busy machine, takes longer and is done
+less often.
+"""
 
 
-class Looking(Protocol):
-    """What looking needs of the engine around it."""
+class CapacityOwner(Protocol):
+    """What ``Capacity`` needs of the engine."""
 
-    ask: EngineRequest
+    request: EngineRequest
     sink: Sink
     watch: ClusterWatch
     demand: Demand
@@ -33,7 +35,7 @@ class Looking(Protocol):
 
 
 class Capacity:
-    def __init__(self, engine: Looking, slices: HeldSlices, tag: str) -> None:
+    def __init__(self, engine: CapacityOwner, slices: HeldSlices, tag: str) -> None:
         self._engine = engine
         self._slices = slices
         self._tag = tag
@@ -42,35 +44,35 @@ class Capacity:
         self._last_view: tuple[HostView, ...] = ()
         self._took = 0.0
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         began = time.monotonic()
-        look = await self._engine.off_loop(look_at_cluster, self._tag)
+        state = await self._engine.off_loop(read_cluster, self._tag)
         self._took = time.monotonic() - began
-        self._engine.watch.take(look, self._slices.hosts())
+        self._engine.watch.take(state, self._slices.hosts())
         notices = self._engine.watch.new_notices(
-            look, self._slices.hosts(), self._engine.ask.deadlines.notice_s
+            state, self._slices.hosts(), self._engine.request.deadlines.notice_s
         )
         for host, grace in notices.items():
             self._engine.sink.on_message(host, wire.Noticed(grace))
         for link in self._slices.links():
             if not self._engine.watch.is_alive(link.host):
                 self._engine.lost(link, "its node is dead, says Ray")
-        self.tell()
+        self.publish()
         short = max(0, self.wanted_workers - self._engine.watch.room()) if self.wanted_workers else 0
         await self._engine.off_loop(
-            self._engine.demand.update, short, look.nodes, self._engine.watch.arriving(), look.groups
+            self._engine.demand.update, short, state.nodes, self._engine.watch.arriving(), state.groups
         )
 
     def pause(self) -> float:
-        """Not in step with other runs: two that want the same slices must not try together for ever."""
-        return max(LOOK_S, self._took / _LOOK_SHARE) * random.uniform(0.7, 1.3)
+        """At random: two runs that want the same slices must not try at the same times for ever."""
+        return max(POLL_S, self._took / _POLL_SHARE) * random.uniform(0.7, 1.3)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         view = tuple(self._slices.as_reserved(view) for view in self._engine.watch.hosts.values())
         if view != self._last_view:
             self._last_view = view
             self._engine.sink.on_capacity(view)
 
     def forget_view(self) -> None:
-        """Tell it again after the next look, whether or not it has changed."""
+        """Publish the next view, whether or not it has changed."""
         self._last_view = ()

@@ -1,7 +1,7 @@
 """A host's clock, read from here.
 
-Monotonic clocks count from when a machine was booted, and are compared with nothing but themselves. What an
-agent or a worker stamps with its own is translated to the driver's before anything looks at it.
+Monotonic clocks count from when a machine was booted, and can't be compared with each other. Times that an
+agent or a worker has taken from its own are translated to the driver's before anything else uses them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _DRIFT = 2e-4
 
 
 class HostClock:
-    """How far another host's monotonic clock is ahead of ours, from its answers to questions of ours.
+    """How far another host's monotonic clock is ahead of ours, from its answers to our questions.
 
-    An answer was given at some time between question and answer: the quicker, the better it is known. A good
-    one is worth less as it ages, since clocks drift and machines are paused.
+    The host read its clock at some time between question and answer: the quicker the answer, the better that
+    time is known. A good answer is worth less as it ages, since clocks drift and machines are paused.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class HostClock:
         self._taken = 0.0
 
     def answered(self, theirs: float, asked: float, now: float) -> None:
-        """Asked and answered at these times of ours, it said that its clock showed ``theirs``."""
+        """To a question at ``asked`` it has answered at ``now`` that its clock showed ``theirs``."""
         error = (now - asked) / 2
         if error <= self._error + (now - self._taken) * _DRIFT:
             self._ahead = theirs - (asked + now) / 2
@@ -33,6 +33,6 @@ class HostClock:
             self._taken = now
 
     def ours(self, theirs: float) -> float:
-        """When that was, by our clock. Whatever we are told of has happened."""
+        """When that was, by our clock: never in the future, since it has happened."""
         now = time.monotonic()
         return min(theirs - self._ahead, now) if self._error < float("inf") else now

@@ -1,6 +1,6 @@
-"""What Ray knows: nodes, who drains, what is reserved, which actors and drivers live. No opinion about it.
+"""What Ray knows: nodes, which of them drain, what is reserved, which actors and drivers live. No decisions.
 
-Ray has no public name for some of this that works without its dashboard; those calls are all here.
+Some of this has no public API that works without Ray's dashboard; all private calls are here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def has_working_folder() -> bool:
 
 
 def is_dead(driver: str) -> bool:
-    """Whether Ray says that this driver has ended. What another cluster knew can't be told."""
+    """Whether Ray says that this driver has ended. False for a driver of another cluster, of which it can't
+    know.
+    """
     cluster, _, number = driver.partition("/")
     if not number or cluster != _cluster_id():
         return False
@@ -105,13 +107,18 @@ def this_node() -> str:
 
 
 def draining() -> dict[str, float]:
-    """Nodes that are about to go, and when: UNIX seconds, 0 where nobody said."""
+    """Nodes that are about to go, and when: UNIX seconds, 0 where that isn't known."""
     return {node: deadline / 1000 for node, deadline in state.get_draining_nodes().items()}
 
 
 def tag_of(run: str) -> str:
     """What the names of all that belongs to a run begin with."""
-    return f"everstep/{hashlib.sha256(run.encode()).hexdigest()[:16]}/"
+    return f"everstep/{short_digest(run)}/"
+
+
+def short_digest(text: str) -> str:
+    """A name for what has a longer one."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def lease_of(tag: str, name: str) -> int:

@@ -1,13 +1,13 @@
 """Capacity that a run wants and the cluster doesn't have: pending placement groups, for Ray's autoscaler.
 
 ``request_resources`` is one slot for the whole cluster, and two runs would erase each other's. A pending
-group is each run's own. Ours ask for nodes that aren't there yet, so that they take nothing of what is; one
-that is met has done its work, and goes.
+group is each run's own. Ours ask for nodes that aren't there yet, so that they take nothing of what is there;
+a group that Ray has placed has done its work, and is removed.
 
 Of nodes that it could start, the autoscaler knows the resources, and of their labels only those that the
 cluster's own configuration names (on Kubernetes ``workerGroupSpecs[].labels``). So the groups name no label
-that a node must have, unless the user does: they rule out what labels tell to be wrong. A node type that
-says nothing of itself may be the right one.
+that a node must have, unless the user does: they rule out wrong values. A node type without labels may be the
+right one.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Wish:
 class Demand:
     """Keeps as many groups pending as there are slices missing. Called on one thread at a time."""
 
-    def __init__(self, tag: str, ask: EngineRequest) -> None:
+    def __init__(self, tag: str, request: EngineRequest) -> None:
         self._tag = f"{tag}demand/"
-        self._ask = ask
+        self._request = request
         self._number = 0
         self._settled: frozenset[HostId] = frozenset()
 
@@ -74,20 +74,20 @@ class Demand:
         for number in [*met, *standing[missing:]]:
             cluster.remove_group(number)
         if any(nodes_of(asked[number]) for number in met):
-            return  # what they held is free for the next look; asked for before, it would seem to be missing
+            return  # what they held counts as missing until the cluster is read again
         for _ in range(missing - len(standing)):
             self._number += 1
             placement_group(
                 wish.bundles,
                 strategy="STRICT_SPREAD" if wish.apart else "PACK",
-                name=f"{self._tag}{self._ask.lease}.{self._number}",
+                name=f"{self._tag}{self._request.lease}.{self._number}",
                 lifetime="detached",
                 bundle_label_selector=[wish.labels for _ in wish.bundles],
             )
 
     def wish(self, nodes: Sequence[cluster.Node]) -> Wish:
         """What one group asks for: a slice; a lone host where slices have no known shape."""
-        wanted = self._ask.wanted
+        wanted = self._request.wanted
         need = {name: amount for name, amount in wanted.per_worker.items() if amount > 0}
         labels = self._labels(nodes)
         if wanted.topology is None or wanted.accelerator_type is None:
@@ -97,17 +97,17 @@ class Demand:
         if shape.hosts == 1:
             # The same topology also comes as several hosts with fewer chips: workers fit either way.
             return Wish([need] * shape.workers(need["TPU"]), False, labels)
-        slots = min(need["TPU"] * self._ask.workers, shape.chips_per_host) / need["TPU"]
+        slots = min(need["TPU"] * self._request.workers, shape.chips_per_host) / need["TPU"]
         return Wish([{name: amount * slots for name, amount in need.items()}] * shape.hosts, True, labels)
 
     def yield_to(self, hosts: Collection[HostId]) -> None:
-        """What a met demand holds of these hosts is wanted in earnest now."""
+        """Remove groups that hold any of these hosts, which are about to be reserved."""
         for number, record in cluster.groups(self._tag).items():
             if nodes_of(record) & set(hosts):
                 cluster.remove_group(number)
 
     def _workers_per_group(self, hosts: int) -> int:
-        wanted = self._ask.wanted
+        wanted = self._request.wanted
         if wanted.topology is None or wanted.accelerator_type is None:
             return hosts
         return slice_shape(wanted.accelerator_type, wanted.topology).workers(wanted.per_worker["TPU"])
@@ -115,12 +115,12 @@ class Demand:
     def _labels(self, nodes: Sequence[cluster.Node]) -> dict[str, str]:
         seen = {value for node in nodes if (value := node.labels.get(ACCELERATOR)) is not None}
         ruled_out = {
-            TPU_TOPOLOGY: other_topologies(self._ask.wanted),
-            ACCELERATOR: other_kinds(self._ask.wanted, seen),
+            TPU_TOPOLOGY: other_topologies(self._request.wanted),
+            ACCELERATOR: other_kinds(self._request.wanted, seen),
             cluster.NODE_ID: sorted(self._settled),
         }
         labels = {key: f"!in({','.join(values)})" for key, values in ruled_out.items() if values}
-        return labels | dict(self._ask.wanted.labels)
+        return labels | dict(self._request.wanted.labels)
 
 
 def nodes_of(group: dict[str, Any]) -> set[HostId]:

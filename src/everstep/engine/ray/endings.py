@@ -1,8 +1,8 @@
 """Ending what is left of a run on the cluster, up to one's own lease.
 
-A driver that ends something may have been replaced, and not know it yet. What a later driver has made says so
-by its name, and an agent that a later one has taken over refuses to end. An agent that doesn't answer can't
-say whose it is: the run's sweeper ends it, which every driver greets before it takes anything over.
+A driver that ends something may have been replaced, and not know it yet. Names show what a later driver has
+made, and an agent that a later one has taken over refuses to end. An agent that doesn't answer can't say
+whose it is: the run's sweeper ends it, which every driver pings before it takes anything over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everstep.engine.ray import cluster
 from everstep.engine.ray.sweeper import name_of
 
 _ANSWER_S = 2.0
-"""Whoever lives answers at once."""
+"""An actor that lives answers at once."""
 
 
 class NobodyAnswersError(Exception):
@@ -99,7 +99,7 @@ def _has_ended(answer: Any) -> bool:
 
 
 def _end_silent(tag: str, lease: int, agents: list[str], groups: Collection[str]) -> bool:
-    """Let the sweeper end them. False: a later driver drives, and they may be its."""
+    """Let the sweeper end them. False: there is a later driver, and they may be its own."""
     try:
         sweeper = ray.get_actor(name_of(tag), namespace=cluster.NAMESPACE)
         return bool(ray.get(sweeper.end.remote(lease, agents, [*groups]), timeout=_ANSWER_S))
@@ -111,7 +111,7 @@ def _silent_have_ended(tag: str, lease: int, agents: list[str], groups: Collecti
     try:
         return _end_silent(tag, lease, agents, groups)
     except NobodyAnswersError:
-        return False  # once no driver greets it any more, the sweeper ends all
+        return False  # once no driver pings it any more, the sweeper ends all
 
 
 def _dismiss(sweeper: str, lease: int) -> None:

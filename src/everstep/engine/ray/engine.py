@@ -3,10 +3,10 @@
 Placement groups and actors are detached and named under the run: they outlive the driver, and a later one
 finds them. All slices of a reservation are asked for at once; unless all of them come, all are given back.
 
-This is the door. Behind it: ``watch`` (which nodes there are), ``reservations`` (asking and giving back),
-``held`` (what is ours), ``leftovers`` (what an earlier driver had), ``endings`` (what a driver may end),
-``demand`` (what the autoscaler is asked for), ``sweeper`` (who cleans up after a driver that never comes
-back), ``link`` and ``actor`` (the two ends of the line to an agent).
+The engine's parts: ``watch`` (which nodes there are), ``reservations`` (asking and giving back), ``held``
+(what is ours), ``leftovers`` (what an earlier driver had), ``endings`` (what a driver may end), ``demand``
+(what the autoscaler is asked for), ``sweeper`` (an actor that cleans up after a driver that never comes
+back), ``link`` and ``actor`` (the two ends of the connection to an agent).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from everstep.engine.base import EngineRequest, Sink
 from everstep.engine.heartbeats import Heartbeats
 from everstep.engine.ray import cluster, side_task
 from everstep.engine.ray.actor import END_S, RAYLET_DIED
-from everstep.engine.ray.capacity import LOOK_S, Capacity
+from everstep.engine.ray.capacity import POLL_S, Capacity
 from everstep.engine.ray.demand import Demand
 from everstep.engine.ray.endings import end_all
 from everstep.engine.ray.held import HeldSlice, HeldSlices
 from everstep.engine.ray.leftovers import find_what_is_left
 from everstep.engine.ray.link import ActorLink
 from everstep.engine.ray.reservations import Reservations
-from everstep.engine.ray.sweeper import SweeperLine
+from everstep.engine.ray.sweeper import SweeperClient
 from everstep.engine.ray.upkeep import OffLoop, keep_doing
 from everstep.engine.ray.watch import ClusterWatch
 from everstep.failures import Failure, Kind
@@ -41,7 +41,7 @@ class RayEngine:
     run_side_task = staticmethod(side_task.run_side_task)
     is_dead = staticmethod(cluster.is_dead)
     sink: Sink
-    ask: EngineRequest
+    request: EngineRequest
     heartbeats: Heartbeats
     watch: ClusterWatch
     demand: Demand
@@ -55,37 +55,37 @@ class RayEngine:
     @property
     def brings_folder(self) -> bool:
         """Given for the workers; or for this driver, itself a task or job of Ray's, which hands it on."""
-        return "working_dir" in self.ask.runtime_env or cluster.has_working_folder()
+        return "working_dir" in self.request.runtime_env or cluster.has_working_folder()
 
     def whoami(self) -> str:
         return cluster.driver_name()
 
     # ------------------------------------------------------------------ opening and closing
 
-    async def open(self, sink: Sink, ask: EngineRequest) -> None:
-        self.sink, self.ask = sink, ask
-        self.heartbeats = Heartbeats(ask.deadlines, self._silent)
-        self._tag = cluster.tag_of(ask.holder)
-        self.watch = ClusterWatch(ask.wanted)
-        self.demand = Demand(self._tag, ask)
+    async def open(self, sink: Sink, request: EngineRequest) -> None:
+        self.sink, self.request = sink, request
+        self.heartbeats = Heartbeats(request.deadlines, self._silent)
+        self._tag = cluster.tag_of(request.holder)
+        self.watch = ClusterWatch(request.wanted)
+        self.demand = Demand(self._tag, request)
         self._capacity = Capacity(self, self._slices, self._tag)
         self._reservations = Reservations(self, self._tag)
-        sweeper = SweeperLine(self._tag, ask.deadlines.orphan_s, ask.lease, self.off_loop)
+        sweeper = SweeperClient(self._tag, request.deadlines.orphan_s, request.lease, self.off_loop)
         # Before anything is reserved, somebody is there who gives it back.
         await sweeper.ping()
         left = await find_what_is_left(self, self._tag)
         for held in left.kept:
             self._slices.add(held)
         self._reservations.end_later(left.silent)
-        await self._capacity.look()
+        await self._capacity.update()
         self._tasks = [
             asyncio.create_task(work)
             for work in (
                 keep_doing(
-                    "looking at the cluster", self._capacity.look, self._capacity.pause, sink.on_trouble
+                    "looking at the cluster", self._capacity.update, self._capacity.pause, sink.on_trouble
                 ),
                 keep_doing("reaching the run's sweeper", sweeper.keep, sweeper.pause, sink.on_trouble),
-                keep_doing("counting heartbeats", self.heartbeats.run, lambda: LOOK_S, sink.on_trouble),
+                keep_doing("counting heartbeats", self.heartbeats.run, lambda: POLL_S, sink.on_trouble),
             )
         ]
 
@@ -100,7 +100,7 @@ class RayEngine:
             self._reservations.give_back(self._slices.take(self._slices.names()))
         await self._reservations.close()
         if not keep_hosts:
-            await self.off_loop(end_all, self._tag, self.ask.lease, END_S)
+            await self.off_loop(end_all, self._tag, self.request.lease, END_S)
         self.off_loop.close()
 
     # ------------------------------------------------------------------ which hosts there are
@@ -122,7 +122,7 @@ class RayEngine:
 
     def devices(self, host: HostId) -> tuple[str, ...]:
         link = self._slices.link(host)
-        kind = "TPU" if self.ask.wanted.per_worker.get("TPU") else "GPU"
+        kind = "TPU" if self.request.wanted.per_worker.get("TPU") else "GPU"
         return tuple(link.accelerators.get(kind, ())) if link is not None else ()
 
     # ------------------------------------------------------------------ losing hosts
@@ -149,7 +149,7 @@ class RayEngine:
     def _drop(self, link: ActorLink) -> None:
         self._slices.drop(link)
         self.unlink(link)
-        link.actor.end.remote(self.ask.lease)
+        link.actor.end.remote(self.request.lease)
 
     def retire(self, host: HostId) -> None:
         """A later agent on that node waits until this one, and all that it started, is gone."""
@@ -168,13 +168,20 @@ class RayEngine:
             self._slices.add(held)
             for host in held.links:
                 self.claim(host)
-        self._capacity.tell()
+        self._capacity.publish()
         self.sink.on_reserved(reservation)
 
     def claim(self, host: HostId) -> None:
         link = self._slices.link(host)
         if link is not None:
-            link.send(wire.Claim(self.ask.holder, self.ask.lease, self.ask.deadlines.orphan_s, link.owner))
+            link.send(
+                wire.Claim(
+                    self.request.holder,
+                    self.request.lease,
+                    self.request.deadlines.orphan_s,
+                    link.actor_process,
+                )
+            )
 
     def unclaim(self, host: HostId) -> None:
         link = self._slices.link(host)
@@ -193,7 +200,7 @@ class RayEngine:
         self.watch.forget_notice(link.host)
         link.close()
 
-    def heard(self, link: ActorLink, message: wire.AnyFromAgent) -> None:
+    def received(self, link: ActorLink, message: wire.AnyFromAgent) -> None:
         if self._slices.has(link):
             self.sink.on_message(link.host, message)
 

@@ -1,7 +1,7 @@
 """Handles of Ray actors that a training function or its config brings along.
 
-Only a process that is connected to Ray can load one, and a worker isn't until somebody needs it to be. So a
-handle travels with the address of its cluster, and the worker that loads it joins that cluster first.
+Only a process that is connected to Ray can load one, and workers aren't. So a handle travels with the address
+of its cluster, and the worker that loads it joins that cluster first.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ class HeldSlice:
     hosts: tuple[HostId, ...]
     slots: tuple[int, ...]
     per_worker: dict[str, float]
-    tag: str
-    """The name of its placement group, which nothing else ever has."""
+    group_name: str
+    """The name of its placement group, unique for all time."""
     making: asyncio.Future[Any] | None = None
-    """What a thread is making for it just now: that can't be called off, only waited for."""
+    """What a thread is making for it just now, which can only be waited for, not cancelled."""
     links: dict[HostId, ActorLink] = field(default_factory=dict)
 
     def holds(self, host: HostId) -> dict[str, float]:
@@ -32,7 +32,7 @@ class HeldSlice:
         return {name: amount * slots for name, amount in self.per_worker.items()}
 
     def actor_name(self, host: HostId) -> str:
-        return f"{self.tag}/{host}"
+        return f"{self.group_name}/{host}"
 
 
 class HeldSlices:

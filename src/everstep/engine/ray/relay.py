@@ -1,4 +1,4 @@
-"""What agents of different nodes ask each other: passed on from actor to actor, by Ray's own calls."""
+"""Questions between agents of different nodes: passed on from actor to actor, by Ray's own calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking for slices, all or none, and giving them back, whatever went wrong on the way."""
+"""Asking for slices, all or none, and giving them back, also after errors."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class NoSuchSliceError(Exception):
     """What was to be reserved is no longer there."""
 
 
-class Around(LinkOwner, Protocol):
-    """What reserving needs of the engine around it."""
+class ReservationOwner(LinkOwner, Protocol):
+    """What reserving needs of the engine."""
 
-    ask: EngineRequest
+    request: EngineRequest
     sink: Sink
     watch: ClusterWatch
     demand: Demand
@@ -56,34 +56,36 @@ class Around(LinkOwner, Protocol):
 class Reservations:
     """Reservations that are under way, and slices that are being given back."""
 
-    def __init__(self, around: Around, tag: str) -> None:
-        self._around = around
+    def __init__(self, engine: ReservationOwner, tag: str) -> None:
+        self._engine = engine
         self._tag = tag
-        self._asked: dict[int, asyncio.Task[None]] = {}
-        self._asked_for: dict[SliceName, int] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._reservation_of: dict[SliceName, int] = {}
         """Which reservation asks for a slice."""
         self._endings: set[asyncio.Task[None]] = set()
         self._failures = 0
 
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
-        self._asked[reservation] = asyncio.create_task(self._reserve(reservation, slices))
-        self._asked_for.update(dict.fromkeys(slices, reservation))
+        self._tasks[reservation] = asyncio.create_task(self._reserve(reservation, slices))
+        self._reservation_of.update(dict.fromkeys(slices, reservation))
 
     def withdraw(self, slices: tuple[SliceName, ...]) -> None:
         """These are no longer wanted: neither are those that were asked for together with them."""
-        for reservation in {self._asked_for[name] for name in slices if name in self._asked_for}:
-            task = self._asked.get(reservation)
+        for reservation in {self._reservation_of[name] for name in slices if name in self._reservation_of}:
+            task = self._tasks.get(reservation)
             self._forget(reservation)
             if task is not None:
                 task.cancel()
 
     def _forget(self, reservation: int) -> None:
-        self._asked.pop(reservation, None)
-        self._asked_for = {name: number for name, number in self._asked_for.items() if number != reservation}
+        self._tasks.pop(reservation, None)
+        self._reservation_of = {
+            name: number for name, number in self._reservation_of.items() if number != reservation
+        }
 
     async def close(self) -> None:
         """Call off what is under way, and wait a while for the end of what is being given back."""
-        asked = list(self._asked.values())
+        asked = list(self._tasks.values())
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -105,54 +107,56 @@ class Reservations:
                 for name in slices:
                     together.create_task(self._reserve_slice(reservation, name, made))
         except ExceptionGroup as errors:
-            # Whatever it was, nothing is kept, and the next try is told apart from this one by its cause.
+            # Nothing is kept after an error. The cause goes to the controller, which may try again.
             self._failures += 1
             await asyncio.wait({self.give_back(made)}, timeout=END_S)
             self._forget(reservation)
             mismatch = errors.subgroup(AgentVersionError)
             if mismatch is not None:
-                self._around.sink.on_broken(mismatch.exceptions[0])
+                self._engine.sink.on_broken(mismatch.exceptions[0])
                 return
-            self._around.sink.on_reservation_failed(reservation, _reason(errors))
+            self._engine.sink.on_reservation_failed(reservation, _reason(errors))
         except asyncio.CancelledError:
             self.give_back(made)
             raise
         else:
             self._failures = 0
             self._forget(reservation)
-            self._around.reserved(reservation, made)
+            self._engine.reserved(reservation, made)
 
     async def _reserve_slice(self, reservation: int, name: SliceName, made: list[HeldSlice]) -> None:
-        around = self._around
-        members = around.watch.members(name)
+        engine = self._engine
+        members = engine.watch.members(name)
         if not members:
             raise NoSuchSliceError(f"slice {name} is gone")
         held = HeldSlice(
             name,
             tuple(view.id for view in members),
             tuple(view.slots for view in members),
-            per_worker(around.ask),
-            f"{self._tag}{around.ask.lease}.{reservation}/{name}",
+            per_worker(engine.request),
+            f"{self._tag}{engine.request.lease}.{reservation}/{name}",
         )
         made.append(held)
-        await self._make(held, around.demand.yield_to, held.hosts)
+        await self._make(held, engine.demand.yield_to, held.hosts)
         group = await self._make(held, make_group, held)
         await self._granted(group)
         for index, host in enumerate(held.hosts):
-            actor = await self._make(held, make_actor, around.ask, held, group, index)
-            held.links[host] = ActorLink(host, name, actor, around)
+            actor = await self._make(held, make_actor, engine.request, held, group, index)
+            held.links[host] = ActorLink(host, name, actor, engine)
         async with asyncio.timeout(START_S):
-            await asyncio.gather(*(link.connect(around.ask, around.whoami()) for link in held.links.values()))
+            await asyncio.gather(
+                *(link.connect(engine.request, engine.whoami()) for link in held.links.values())
+            )
 
     async def _make(self, held: HeldSlice, work: Callable[..., Given], *args: Any) -> Given:
-        held.making = making = self._around.off_loop(work, *args)
+        held.making = making = self._engine.off_loop(work, *args)
         # The thread goes on when nobody waits any more; what it makes is then given back with the rest.
         return await asyncio.shield(making)
 
     async def _granted(self, group: PlacementGroup) -> None:
         # Ray takes whole seconds: with less than one, its control store would be asked without a pause.
-        while not await self._around.off_loop(group.wait, 1):
-            records = await self._around.off_loop(cluster.groups, self._tag)
+        while not await self._engine.off_loop(group.wait, 1):
+            records = await self._engine.off_loop(cluster.groups, self._tag)
             if group.id.hex() not in records:
                 raise NoSuchSliceError("the placement group was removed")
 
@@ -162,12 +166,12 @@ class Reservations:
         """End what runs there, and let go of it. That is tried until it is done."""
         for held in slices:
             for link in held.links.values():
-                self._around.unlink(link)
+                self._engine.unlink(link)
         return self._later(_all(self._end(held) for held in slices))
 
     def end_later(self, groups: list[str]) -> None:
         """Slices of an earlier driver whose agents don't answer."""
-        end = partial(end_slice, self._tag, self._around.ask.lease)
+        end = partial(end_slice, self._tag, self._engine.request.lease)
         for group in groups:
             self._later(self._remove(end, group))
 
@@ -184,8 +188,8 @@ class Reservations:
         if held.making is not None:
             await asyncio.wait({held.making})
             if not held.making.cancelled():
-                held.making.exception()  # told already, if anybody still wanted to know
-        lease = self._around.ask.lease
+                held.making.exception()  # handled already: asyncio need not warn of it
+        lease = self._engine.request.lease
         ends = [_is_done(link.actor.end.remote(lease)) for link in held.links.values()]
         try:
             async with asyncio.timeout(END_S):
@@ -194,24 +198,24 @@ class Reservations:
             have_ended = False
         held.links.clear()
         end = cluster.remove_named if have_ended else partial(end_slice, self._tag, lease)
-        await self._remove(end, held.tag)
+        await self._remove(end, held.group_name)
 
     async def _remove(self, remove: Callable[[str], None], tag: str) -> None:
         """By name: also what was made by a call that didn't return."""
         pause = 0.1
         while True:
             try:
-                await self._around.off_loop(remove, tag)
+                await self._engine.off_loop(remove, tag)
                 return
             except Exception as error:  # Ray's control store is away, in one of the many ways it can be
                 if pause == 0.1:
-                    self._around.sink.on_trouble(f"a reservation can't be given back yet ({describe(error)})")
+                    self._engine.sink.on_trouble(f"a reservation can't be given back yet ({describe(error)})")
             await asyncio.sleep(pause)
             pause = min(_SLOWEST_S, pause * 2)
 
 
-def per_worker(ask: EngineRequest) -> dict[str, float]:
-    return {name: amount for name, amount in ask.wanted.per_worker.items() if amount > 0}
+def per_worker(request: EngineRequest) -> dict[str, float]:
+    return {name: amount for name, amount in request.wanted.per_worker.items() if amount > 0}
 
 
 def _reason(errors: ExceptionGroup) -> str:

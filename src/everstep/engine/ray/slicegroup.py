@@ -17,25 +17,25 @@ def make_group(held: HeldSlice) -> PlacementGroup:
     return placement_group(
         [held.holds(host) for host in held.hosts],
         strategy="STRICT_SPREAD",
-        name=held.tag,
+        name=held.group_name,
         lifetime="detached",
         bundle_label_selector=[{cluster.NODE_ID: host} for host in held.hosts],
     )
 
 
-def make_actor(ask: EngineRequest, held: HeldSlice, group: PlacementGroup, index: int) -> Any:
+def make_actor(request: EngineRequest, held: HeldSlice, group: PlacementGroup, index: int) -> Any:
     host = held.hosts[index]
     holds = held.holds(host)
-    mine = cluster.tag_of(f"{ask.run} {host}").split("/")[1]
+    lock = f"y{cluster.short_digest(f'{request.run} {host}')}.lock"
     options: dict[str, Any] = {
         "num_cpus": holds.pop("CPU", 0),
         "num_gpus": holds.pop("GPU", 0),
         "memory": holds.pop("memory", None),
         "resources": holds,
     }
-    if ask.runtime_env:
-        options["runtime_env"] = dict(ask.runtime_env)
-    attempt = cluster.tag_of(f"{held.tag} {host}").split("/")[1]
+    if request.runtime_env:
+        options["runtime_env"] = dict(request.runtime_env)
+    folder = f"y{cluster.short_digest(f'{held.group_name} {host}')}"
     remote: Any = HostActor
     return remote.options(
         name=held.actor_name(host),
@@ -44,4 +44,4 @@ def make_actor(ask: EngineRequest, held: HeldSlice, group: PlacementGroup, index
         max_restarts=0,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
         **options,
-    ).remote(host, f"y{attempt}", f"y{mine}.lock")
+    ).remote(host, folder, lock)

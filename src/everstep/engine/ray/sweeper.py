@@ -1,12 +1,12 @@
-"""The one that cleans up after a run whose driver died and never came back.
+"""An actor that cleans up after a run whose driver died and never came back.
 
 One detached actor a run, made before anything is reserved. It needs no CPU, and Ray starts it again when its
-node dies. It leaves a node that drains, which would otherwise wait for it to the end. Once no driver has been
-heard of for the run's orphan time-out, it removes every actor and every placement group of the run, and then
+node dies. It leaves a node that drains, which would otherwise wait for it to the end. Once no driver has
+pinged it for the run's orphan time-out, it removes every actor and every placement group of the run, and then
 itself.
 
-It also ends agents that don't answer, for a driver that has not been replaced: a later driver greets it
-before it takes anything over, so nobody knows better whose they are.
+It also ends agents that don't answer, for a driver that has not been replaced: a later driver pings it before
+it takes anything over, so the sweeper knows whose they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from everstep.engine.ray import cluster
 from everstep.engine.ray.upkeep import OffLoop
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 class Sweeper:
@@ -35,18 +35,18 @@ class Sweeper:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def hear(self, orphan_s: float, lease: int) -> str:
-        """A driver of the run lives. The node that this one is on."""
+        """A driver of the run lives. Returns the node that this actor is on."""
         self._orphan_s = orphan_s
         self._lease = max(self._lease, lease)
         self._heard = time.monotonic()
         return cluster.this_node()
 
     def end(self, lease: int, agents: list[str], groups: list[str]) -> bool:
-        """End these, which don't answer. False: the driver that says so was replaced, and has no say."""
+        """End these, which don't answer. False: the driver was replaced, and its order doesn't count."""
         if lease < self._lease:
             return False
         if time.monotonic() - self._began < 2 * greeting_pause(self._orphan_s):
-            raise RuntimeError("a later driver may live, and not have greeted this sweeper yet")
+            raise RuntimeError("a later driver may live, and not have pinged this sweeper yet")
         for name in agents:
             cluster.kill(name)
         for group in groups:
@@ -54,7 +54,7 @@ class Sweeper:
         return True
 
     def leave(self, lease: int) -> None:
-        """Nothing of the run is left, says a driver."""
+        """A driver knows that nothing of the run is left: end this actor."""
         if lease >= self._lease:
             cluster.kill(name_of(self._tag))
 
@@ -63,15 +63,15 @@ class Sweeper:
 
     def _watch(self) -> None:
         while time.monotonic() - self._heard < self._orphan_s:
-            time.sleep(min(_LOOK_S, self._orphan_s / 4))
+            time.sleep(min(_POLL_S, self._orphan_s / 4))
         me = name_of(self._tag)
         while not cluster.sweep(self._tag, but=me):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         cluster.kill(me)
 
 
 def greeting_pause(orphan_s: float) -> float:
-    """How often drivers greet it."""
+    """How often drivers ping it."""
     return min(5.0, orphan_s / 10)
 
 
@@ -79,8 +79,8 @@ def name_of(tag: str) -> str:
     return f"{tag}sweeper"
 
 
-class SweeperLine:
-    """The driver's line to its run's sweeper, which is made where there is none."""
+class SweeperClient:
+    """The driver's connection to its run's sweeper, which is made where there is none."""
 
     def __init__(self, tag: str, orphan_s: float, lease: int, off_loop: OffLoop) -> None:
         self._tag = tag
@@ -93,7 +93,7 @@ class SweeperLine:
         return greeting_pause(self._orphan_s)
 
     async def ping(self) -> str:
-        """Tell it that a driver lives. The node that it is on."""
+        """Let it know that a driver lives. Returns the node that it is on."""
         if self._sweeper is None:
             self._sweeper = await self._off_loop(self._make)
         node: str
@@ -107,7 +107,7 @@ class SweeperLine:
         return node
 
     async def keep(self) -> None:
-        """Greet it; where its node is about to go, the next one at once."""
+        """Ping it. If its node is about to go, end it, and make and ping another one at once."""
         node = await self.ping()
         if await self._off_loop(_should_leave, node):
             await self._off_loop(cluster.kill, name_of(self._tag))

@@ -33,10 +33,10 @@ async def keep_doing(
     pause: Callable[[], float],
     say: Callable[[str], None],
 ) -> None:
-    """Do it, wait, do it again. A failure is said, once until it works again, and changes nothing else.
+    """Do it, wait, do it again. A failure is reported, once until it works again, and changes nothing else.
 
-    Only for what looks anew at all there is each time, so that one time more or less makes no difference.
-    Ray's calls raise whatever their control store's absence leads to, so no error is singled out.
+    Only for work that reads everything anew each time, so that one time more or less makes no difference.
+    When its control store is away, Ray's calls raise errors of many kinds, so all are treated alike.
     """
     failures = 0
     while True:
@@ -54,7 +54,7 @@ async def keep_doing(
 
 
 def describe(error: BaseException) -> str:
-    """One line: what kind of error, and the end of what it says, where the cause is."""
+    """One line: the kind of error, and the end of its message, where the cause is."""
     text = str(error).strip().splitlines()
     name = type(error).__name__
     return f"{name}: {text[-1].strip()}" if text else name

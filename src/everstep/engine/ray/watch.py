@@ -1,4 +1,6 @@
-"""The nodes of the cluster as hosts for this run: which live, which are suspect, which are about to go."""
+"""The nodes of the cluster as hosts for this run: which are alive, which are suspect, which are
+about to go.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _ARRIVE_S = 600.0
 
 
 @dataclass(frozen=True)
-class ClusterLook:
-    """What Ray said, at one time."""
+class ClusterState:
+    """What Ray reports at one time."""
 
     nodes: list[cluster.Node]
     available: dict[str, dict[str, float]]
@@ -32,12 +34,12 @@ class ClusterLook:
     """Placement groups of this run."""
 
 
-def look_at_cluster(tag: str) -> ClusterLook:
-    return ClusterLook(cluster.nodes(), cluster.available(), cluster.draining(), cluster.groups(tag))
+def read_cluster(tag: str) -> ClusterState:
+    return ClusterState(cluster.nodes(), cluster.available(), cluster.draining(), cluster.groups(tag))
 
 
 class ClusterWatch:
-    """What is known of the cluster's nodes, from the last look."""
+    """What is known of the cluster's nodes, from the last state that was read."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -48,21 +50,21 @@ class ClusterWatch:
         self._since: dict[HostId, float] = {}
         """When a host was first seen; long ago for one that has been part of a whole slice."""
 
-    def take(self, look: ClusterLook, held: Collection[HostId]) -> None:
-        """This is how it is now. ``held``: the hosts that are ours."""
-        self.addresses.update((node.id, node.address) for node in look.nodes)
-        for node in look.nodes:
+    def take(self, state: ClusterState, held: Collection[HostId]) -> None:
+        """Take in the cluster's state of now. ``held``: the hosts that are ours."""
+        self.addresses.update((node.id, node.address) for node in state.nodes)
+        for node in state.nodes:
             if not node.alive or self._suspects.get(node.id, 0.0) < time.monotonic() - _SUSPECT_S:
                 self._suspects.pop(node.id, None)
-        ours = _held_by_node(look.groups)
+        ours = _held_by_node(state.groups)
         machines = [
             self._machine(
                 node,
-                look.available.get(node.id, {}),
+                state.available.get(node.id, {}),
                 ours.get(node.id, {}),
-                node.id in look.draining and node.id not in held,
+                node.id in state.draining and node.id not in held,
             )
-            for node in look.nodes
+            for node in state.nodes
         ]
         self.hosts = {view.id: view for view in views(machines, self._wanted)}
         now = time.monotonic()
@@ -112,13 +114,15 @@ class ClusterWatch:
 
     # ------------------------------------------------------------------ nodes that are about to go
 
-    def new_notices(self, look: ClusterLook, held: Collection[HostId], late_s: float) -> dict[HostId, float]:
+    def new_notices(
+        self, state: ClusterState, held: Collection[HostId], late_s: float
+    ) -> dict[HostId, float]:
         """Hosts of ours that drain, as was not known before, and in how many seconds they go. One that should
         have been gone for ``late_s`` is not going.
         """
         found = {}
         for host in held:
-            deadline = look.draining.get(host)
+            deadline = state.draining.get(host)
             if deadline is None or self._drains.get(host) == deadline:
                 continue
             self._drains[host] = deadline
