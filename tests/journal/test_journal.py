@@ -445,6 +445,29 @@ def test_a_list_that_stays_behind_is_said_to_be_so_and_the_run_is_left_alone(
     assert [*run.list()] == there
 
 
+def test_a_journal_of_which_next_to_nothing_is_left_is_damaged_and_goes_on(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says that there was more is no reason to wait for it for ever."""
+    log = take(run, owner=DEAD).journal
+    write(log, 6)
+    compact(log)
+    write(log, 6, first=7)
+    compact(log)
+    names = [file.path for file in run.child(journal.FOLDER).list()]
+    lost = [name for name in names if not name.startswith("past-") and name != journal.key_of(1)]
+    run.delete([f"{journal.FOLDER}/{name}" for name in lost])
+    monkeypatch.setattr(lease, "_LISTED_S", 0.0)
+    taken = take(run)
+    assert taken.damage
+    complete(taken.mend(lambda line: None))
+    write(taken.journal, 3, first=13)
+    compact(taken.journal)
+    assert scan(run).is_whole
+    assert not scan(run).is_outdated
+    assert rows(run) == [13, 14, 15]
+
+
 @pytest.mark.parametrize("owners", [1, 2])
 def test_a_newcomer_whose_list_has_only_what_no_compaction_removes_does_not_take_the_run_at_a_free_number(
     run: Store, owners: int

@@ -19,6 +19,7 @@ from everstep.driver.incoming import Incoming
 from everstep.driver.job import Job
 from everstep.driver.opening import open_run
 from everstep.driver.stopping import Stopping
+from everstep.driver.unsaved import UnsavedReports
 from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
 from everstep.journal import records
@@ -105,6 +106,11 @@ class Driver:
             self._from_workers.tell_adopted()
             for host, message in left.messages():
                 self._incoming.on_message(host, message)
+
+    def unsaved(self) -> UnsavedReports | None:
+        """What was reported in vain, once the driver has ended."""
+        newest = self._run.history.newest
+        return self._run.unsaved.at_the_end(self.controller, newest.ref if newest is not None else None)
 
     def stop(self, kind: e.StopKind, now: bool) -> None:
         """Ask the run to end. From any thread."""

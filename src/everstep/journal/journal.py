@@ -41,7 +41,7 @@ MOST_ARCHIVED = 2 * MOST_BYTES
 
 _ARCHIVE = "archive-"
 _ARCHIVED = re.compile(rf"{_ARCHIVE}([0-9]{{10,}})-[0-9a-f]+")
-_PAST = "past-"
+_PAST_NUMBER = re.compile(r"past-([0-9]{10,})")
 _LOOKS = 20
 _PAUSE_S = 1.0
 
@@ -57,7 +57,7 @@ def numbers_in(names: Iterable[str]) -> list[int]:
 
 def past_of(number: int) -> str:
     """The object that says that this number was used, although it is free: what it held is in an archive."""
-    return f"{_PAST}{key_of(number)}"
+    return f"past-{key_of(number)}"
 
 
 def random_token() -> str:
@@ -216,17 +216,12 @@ class Journal:
 
     async def _delete_superseded(self, listed: Collection[str], archives: Sequence[str]) -> None:
         """``archives``: those that counted until now. What says that they are old outlives them."""
-        past = {past_of(number) for number in self._first_free() if number < self._first}
+        # The numbers that come after what stays, and after what may still be listed.
+        ends = {*(number + 1 for number in self._openings), *_archived([*archives, *self._archives])}
+        past = {past_of(number) for number in ends if number < self._first}
         for name in sorted(past - {*listed}):
             await self._store.create(name, b"")
-        stays = past | {past_of(number) for number in _archived(archives)}
-        await self._store.delete([name for name in listed if name not in stays and self._is_superseded(name)])
-
-    def _first_free(self) -> list[int]:
-        """The numbers that come after what stays: after it was deleted, one of these may be taken for the end
-        of the journal.
-        """
-        return [*(number + 1 for number in self._openings), *_archived(self._archives)]
+        await self._store.delete([name for name in listed if name not in past and self._is_superseded(name)])
 
     def _is_superseded(self, name: str) -> bool:
         """Whether an object is archived; or was left by a driver that was replaced, or by a compaction that
@@ -234,7 +229,7 @@ class Journal:
         """
         if layout.is_numbered(name):
             return int(name) < self._first and int(name) not in self._openings
-        if name.startswith(_PAST):
+        if _PAST_NUMBER.fullmatch(name):
             return True
         return bool(_ARCHIVED.fullmatch(name)) and name not in self._archives
 
@@ -307,8 +302,10 @@ class Scan:
         self.damage: list[str] = []
         """What is missing or can't be read."""
         self.listed: tuple[str, ...] = ()
-        self.outdated: list[str] = []
-        """What shows that things were deleted since they were listed: meanwhile, or the list lags behind."""
+        self.vanished: list[str] = []
+        """What is listed and isn't there: it was deleted meanwhile, or the list lags behind."""
+        self.past: list[str] = []
+        """What says that there is more than was found: the list lags behind, or all of that is lost."""
         self._numbered: dict[int, list[AnyRecord]] = {}
         """What the numbered objects say that are there."""
         self._records: list[AnyRecord] = []
@@ -326,7 +323,8 @@ class Scan:
         listed = {*numbers_in(self.listed)}
         # An archive is made of all that came before its number: also where nothing of it is left.
         archived = max(_archived(self.listed), default=1)
-        self.next = max([archived - 1, *listed]) + 1
+        past = [int(found[1]) for name in self.listed if (found := _PAST_NUMBER.fullmatch(name))]
+        self.next = max([archived - 1, *past, *listed]) + 1
         while (unlisted := await self._first_there(store, self.next, self.next + 1)) is not None:
             listed.add(unlisted)
             self.next = unlisted + 1
@@ -351,14 +349,15 @@ class Scan:
         for number in sorted(self._numbered):
             if number >= self.first:
                 self._records += self._numbered[number]
-        await self._look_whether_outdated(store)
-
-    async def _look_whether_outdated(self, store: AsyncStore) -> None:
-        """Also if the record by which the run was taken last is lost, and its number seems to be the next."""
-        after = {number + 1 for number in (*self.openings, self.next)}
-        for number in sorted({*_archived(self.listed), *after}):
+        # Also if the record by which the run was taken last is lost, and its number seems to be the next.
+        ends = {*_archived(self.listed), *(number + 1 for number in (*self.openings, self.next))}
+        for number in sorted(ends):
             if number >= self.first and await store.exists(past_of(number)):
-                self.outdated.append(past_of(number))
+                self.past.append(past_of(number))
+
+    @property
+    def is_outdated(self) -> bool:
+        return bool(self.vanished or self.past)
 
     async def _first_there(self, store: AsyncStore, *numbers: int) -> int | None:
         """The first of these that is there. Where one is lost, what comes after it is no less there."""
@@ -383,7 +382,7 @@ class Scan:
         self.first = max(_archived(archives))
         self._damaged(store, archives[-1], "is named by no record that can be read")
         found = {name: await store.read(name) for name in archives}
-        self.outdated += [name for name, data in found.items() if data is None]
+        self.vanished += [name for name, data in found.items() if data is None]
         read = [found[name] or b"" for name in archives]
         kept = [name for at, name in enumerate(archives) if not any(read[at] in it for it in read[at + 1 :])]
         return Compacted(kept, self.first)
@@ -413,7 +412,7 @@ class Scan:
         if data is None:
             self._damaged(store, name, "is missing")
             if name in self.listed:
-                self.outdated.append(name)
+                self.vanished.append(name)
             return []
         return [*decode(data, lambda damage: self._damaged(store, name, damage))]
 
@@ -430,9 +429,9 @@ async def scan_journal(store: AsyncStore) -> Scan:
     for _ in range(_LOOKS):
         scan = Scan()
         await scan.read(store)
-        settled = scan.is_whole and not scan.outdated and scan.has_only_grown(_names(await store.list()))
+        settled = scan.is_whole and not scan.is_outdated and scan.has_only_grown(_names(await store.list()))
         unchanged = before is not None and (scan.damage, scan.listed) == (before.damage, before.listed)
-        if settled or (unchanged and not scan.outdated):
+        if settled or (unchanged and not scan.is_outdated):
             return scan
         before = scan
     return scan

@@ -14,7 +14,7 @@ from everstep.errors import RunOwnedError, StorageError
 from everstep.journal import journal, records
 from everstep.journal.counters import RunCounters
 from everstep.journal.history import History
-from everstep.journal.journal import Journal, Scan
+from everstep.journal.journal import Journal
 from everstep.journal.records import Opened, Owner
 from everstep.process import kernel
 from everstep.process.clock import Clock
@@ -23,7 +23,7 @@ from everstep.storage.shared import last_marked
 
 _LOOK_S = 0.2
 _LISTED_S = 60.0
-"""So long a list may lag behind what can be read."""
+"""So long a list may lag behind what can be read. After that, the journal is damaged."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,17 @@ async def take(
     and keeps its run.
     """
     log = store.child(journal.FOLDER)
+    outdated_since: float | None = None
     while True:
-        scan = await _scan_once_settled(log, clock)
+        scan = await journal.scan_journal(log)
+        if scan.is_outdated:
+            outdated_since = clock.now() if outdated_since is None else outdated_since
+            if clock.now() - outdated_since < _LISTED_S:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            if scan.vanished:
+                raise _lags(log, scan.vanished[0])
+            scan.damage += [f"what was written before {log.address(name)} is missing" for name in scan.past]
         history = History.of(scan.records())
         if is_over(history):
             return history
@@ -110,20 +119,16 @@ async def take(
                 {*scan.openings, scan.next},
             )
             return Lease(lease, mine, history, before, scan.damage, figures)
+        if scan.is_outdated:
+            raise _lags(log, key)
 
 
-async def _scan_once_settled(log: AsyncStore, clock: Clock) -> Scan:
-    """A list may name objects that were deleted, and lack those that hold the same: nothing is known then."""
-    deadline = clock.now() + _LISTED_S
-    while (scan := await journal.scan_journal(log)).outdated:
-        if clock.now() > deadline:
-            raise StorageError(
-                f"the list of {log.address()} lags behind what can be read there, for longer than "
-                f"{_LISTED_S:g} s: see {scan.outdated[0]}",
-                "try again in a minute; if that is no help, use a store whose lists are consistent",
-            )
-        await asyncio.sleep(_LOOK_S)
-    return scan
+def _lags(log: AsyncStore, name: str) -> StorageError:
+    return StorageError(
+        f"the list of {log.address()} lags behind what can be read there, for longer than {_LISTED_S:g} s: "
+        f"see {name}",
+        "try again in a minute; if that is no help, use a store whose lists are consistent",
+    )
 
 
 async def _is_passed(log: AsyncStore, number: int) -> bool:
