@@ -170,7 +170,7 @@ class Rules:
         """A driver believes that this object is its own. It can't know better where all that says so is lost,
         and what isn't isn't listed yet.
         """
-        if key in self._strays and not (self.damaged and self._disk.lag.made_s):
+        if key in self._strays and not (self.damaged and self._view.disk.lag.made_s):
             self._behind[process] = key
 
     def deleting(self, key: str) -> None:
