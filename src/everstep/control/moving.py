@@ -234,10 +234,10 @@ def listed(run: Run) -> None:
                 noticed(run, event)
 
 
-def recall(run: Run, notices: Collection[e.Notice], used: Collection[SliceName]) -> None:
+def recall(run: Run, notices: Collection[e.Notice], used: Collection[HostId]) -> None:
     """What an earlier driver was told still counts, of machines that are there or that workers are on."""
     for notice in (one for one in notices if one.slice not in run.fleet.noticed):
-        if notice.slice in used or any(map(run.fleet.alive, notice.hosts)):
+        if any(host in used or run.fleet.alive(host) for host in notice.hosts):
             run.fleet.notice(notice, run.settings.migrate_margin_s, False)
     alarm(run)
 
