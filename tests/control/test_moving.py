@@ -330,6 +330,18 @@ def test_an_earlier_drivers_notice_is_not_about_machines_that_came_since_nor_kep
     assert hands.state.fleet.held == {"a", "b"}
 
 
+def test_an_earlier_drivers_notice_is_not_about_workers_on_machines_that_came_since() -> None:
+    before = Hands(fixed(2), views("a", "b", "c"))
+    places = tuple(before.places[rank] for rank in sorted(before.places))
+    gone = e.Notice("b", 100.0, ("b.gone",))
+    adopted = e.Adopted(1, places, ((0, 0),))
+    hands = Hands(
+        fixed(2), views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=1, notices=(gone,), adopted=adopted)
+    )
+    assert hands.state.fleet.noticed == {}
+    assert hands.all(c.Reserve) == [], "nobody leaves"
+
+
 @pytest.mark.parametrize("recalled", [5.0, 40.0, 80_000.0])
 def test_what_a_machine_says_of_its_notice_counts_more_than_what_an_earlier_driver_wrote(
     recalled: float,

@@ -100,7 +100,7 @@ def _open(run: Run, event: e.RunOpened) -> None:
     run.saved.checkpoints = Checkpoints(event.checkpoints, event.let_go)
     run.budgets.spent.update(event.spent)
     adopted, remains = event.adopted, event.remains
-    moving.restore_notices(run, event.notices, {a.slice for a in adopted.assignments} if adopted else ())
+    moving.restore_notices(run, event.notices, {a.host for a in adopted.assignments} if adopted else ())
     run.do(c.RequestCapacity(run.settings.workers_max))
     if adopted is not None:
         _adopt(run, adopted)

@@ -234,10 +234,10 @@ def match_notices(run: Run) -> None:
                 noticed(run, event)
 
 
-def restore_notices(run: Run, notices: Collection[e.Notice], used: Collection[SliceName]) -> None:
+def restore_notices(run: Run, notices: Collection[e.Notice], used: Collection[HostId]) -> None:
     """Notices to an earlier driver still count, for machines that are there or that workers are on."""
     for notice in (one for one in notices if one.slice not in run.fleet.noticed):
-        if notice.slice in used or any(map(run.fleet.alive, notice.hosts)):
+        if any(host in used or run.fleet.alive(host) for host in notice.hosts):
             run.fleet.notice(notice, run.settings.migrate_margin_s, False)
     review_notices(run)
 

@@ -19,8 +19,8 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     group: int = 0
     generation: int = 0
     order: int = 0
-    """Position in the order in which checkpoints of the run became complete, from 1, whatever the order of
-    their commits; 0: unknown.
+    """Position in the order in which checkpoints of the run were first reported, from 1, whatever the order
+    of their commits; 0: unknown.
     """
     state: bool = False
     """It holds the training state, as snapshots do, and not what the training function made itself."""
@@ -32,8 +32,9 @@ class CheckpointRef(msgspec.Struct, frozen=True):
 
 def in_order(refs: Iterable[CheckpointRef], let_go: Iterable[CheckpointRef]) -> list[CheckpointRef]:
     """The oldest first: within an incarnation of a replica group as they were reported, between incarnations
-    as they became complete. An upload in the background may end after that of a later report, also of one
-    that was let go since: ``let_go`` has the last of each incarnation.
+    by their order. Of what an earlier driver did not see reported, that is the order in which they became
+    complete: an upload in the background may end after that of a later report, also of one that was let go
+    since. ``let_go`` has the last of each incarnation.
     """
     complete: dict[Incarnation, int] = {}
     found = []
@@ -64,6 +65,8 @@ class Checkpoints:
         """The last of those that were, by incarnation."""
         self._since: dict[tuple[Incarnation, int], float] = {}
         """When a rank first reported that it saves its part of a report, to this driver."""
+        self._orders: dict[tuple[Incarnation, int], int] = {}
+        """Of those that are not complete yet."""
         for ref in let_go:
             self._last_order = max(self._last_order, ref.order)
             self._highest[ref.incarnation] = max(ref.index, self.highest(ref.incarnation))
@@ -75,7 +78,9 @@ class Checkpoints:
     def reported(self, of: Incarnation, indices: Iterable[int], at: float) -> None:
         """A rank of this incarnation saves its parts of these reports, or has done so."""
         for index in indices:
-            self._since.setdefault((of, index), at)
+            if (of, index) not in self._since:
+                self._since[of, index] = at
+                self._last_order = self._orders[of, index] = self._last_order + 1
 
     def since(self, ref: CheckpointRef) -> float | None:
         """When its state was reported; None: that isn't known."""
@@ -88,8 +93,9 @@ class Checkpoints:
         """It is complete, and is being committed. Returns it with its order."""
         if held:
             self._held.add(ref.folder)
-        self._last_order = max(self._last_order + 1, ref.order)
-        ref = msgspec.structs.replace(ref, order=ref.order or self._last_order)
+        order = ref.order or self._orders.pop((ref.incarnation, ref.index), self._last_order + 1)
+        self._last_order = max(self._last_order, order)
+        ref = msgspec.structs.replace(ref, order=order)
         self._committing[ref.folder] = ref
         return ref
 
