@@ -209,9 +209,15 @@ class SimEngine(NoMachines):
     def lost(self, agent: SimAgent, kind: Kind, happened: float) -> None:
         message = "connection broken" if kind is Kind.HOST_LOST else "no heartbeat"
         failure = Failure(kind, happened + self.ahead, message, host=agent.host)
-        # The word of the loss and the new list of hosts may overtake each other.
+        # The word of the loss and the new list of hosts may overtake each other, but not the list in which
+        # the host is there again.
         pause = self._cluster.rng.uniform(0.001, 0.05)
-        self.process.later(pause, partial(self._deliver, lambda sink: sink.on_lost(agent.host, failure)))
+
+        def say(sink: Sink) -> None:
+            if agent.lost:
+                sink.on_lost(agent.host, failure)
+
+        self.process.later(pause, partial(self._deliver, say))
 
     def notice(self, agent: SimAgent, deadline: float | None) -> None:
         def say(sink: Sink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -104,5 +105,6 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield msgspec.structs.replace(scenario, validates=False)
     if scenario.steps > 3:
         yield msgspec.structs.replace(scenario, steps=3)
-    for fewer in range(1, scenario.slices):
+    needed = math.ceil(scenario.settings.workers_min / (scenario.hosts_per_slice * scenario.slots))
+    for fewer in range(max(1, needed), scenario.slices):  # with less than that, it waits for good
         yield msgspec.structs.replace(scenario, slices=fewer)
