@@ -96,13 +96,13 @@ class Preparation:
 
     def _check_storage(self, message: wire.Prepare) -> None:
         from everstep.errors import StorageAccessError, StorageError
-        from everstep.storage.shared import look_for_marker
+        from everstep.storage.shared import find_marker
         from everstep.storage.store import open_store
 
         refusal: wire.Unprepared | None = None
         try:
             run = open_store(message.run_folder, message.storage_options, message.storage_limits)
-            look_for_marker(run, message.marker)
+            find_marker(run, message.marker)
         except (StorageError, OSError) as error:
             kind = Kind.STORAGE if isinstance(error, StorageAccessError) else Kind.START
             refusal = wire.Unprepared(kind, str(error), "")

@@ -1,7 +1,7 @@
 """Whether a host sees the same storage as the driver: the driver leaves a marker, and every host looks for
 it.
 
-A folder that isn't shared would otherwise take checkpoints that nobody can ever read together.
+Without shared storage, each host would save its part of a checkpoint where the others can't read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def leave_marker(store: Store, lease: int) -> str:
     return marker
 
 
-def look_for_marker(store: Store, marker: str) -> None:
+def find_marker(store: Store, marker: str) -> None:
     """Raise ``StorageAccessError`` if the run's storage, seen from here, isn't what the driver sees."""
     deadline = time.monotonic() + _PATIENCE_S
     while not store.exists(marker):
