@@ -41,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from parallel import (  # noqa: E402
+    pytest_collection as pytest_collection,
     pytest_collection_modifyitems as pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers as pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler as pytest_xdist_make_scheduler,

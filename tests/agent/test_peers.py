@@ -12,7 +12,8 @@ import pytest
 
 from everstep.agent.drivers import Holder
 from everstep.agent.memory import Memory
-from everstep.agent.peers import PEER_SOCKET, PeerLine, Peers
+from everstep.agent.peers import PeerLine, Peers
+from everstep.agent.sockets import PEER_SOCKET
 from everstep.protocol import wire
 from everstep.protocol.peer_words import CHUNK, PeerAddress, Read
 from everstep.saved.snapshots import At, Copy

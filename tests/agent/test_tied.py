@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.agent.host import READY, SOCKET
+from everstep.agent.host import READY
+from everstep.agent.sockets import SOCKET
 from everstep.process import kernel
 from processes import LIMIT_S, alive, wait_for
 

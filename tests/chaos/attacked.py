@@ -63,7 +63,7 @@ if __name__ == "__main__":
         sleep_before_the_host_starts()
     # Compactions in every run, also in a short one.
     take.__kwdefaults__["compact_after"] = settings.get("compact_after", 5)
-    Trainer(
+    result = Trainer(
         train,
         train_loop_config={
             "scratch": settings["scratch"],
@@ -86,3 +86,4 @@ if __name__ == "__main__":
             lease_ttl_s=settings.get("ttl_s", 15.0),
         ),
     ).fit()
+    print("unsaved", *result.unsaved_reports)

@@ -78,7 +78,9 @@ class Attacked:
         return len(self.restored()) == workers
 
     def is_compacted_beyond(self, number: int) -> bool:
-        return min(numbers(self.run), default=0) > number
+        names = [file.path for file in self.run.child(journal.FOLDER).list()]
+        archived = [int(name.split("-")[1]) for name in names if name.startswith("archive-")]
+        return max(archived, default=0) > number
 
     def enough(self) -> None:
         (self.scratch / "enough").touch()

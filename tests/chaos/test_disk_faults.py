@@ -116,6 +116,27 @@ def test_a_disk_that_was_full_or_broken_for_a_while_costs_nothing_that_was_commi
     everything_is_whole(attacked.run)
 
 
+@pytest.mark.parametrize(("who", "steps"), [("", 40), (" attacked.py", 15)], ids=["everybody", "driver"])
+def test_a_run_whose_disk_stays_full_says_at_the_end_what_is_not_saved(
+    tmp_path: Path, who: str, steps: int
+) -> None:
+    disk = Disk(tmp_path)
+    attacked = Attacked(
+        tmp_path, environment=disk.environment(), steps=steps, deadlines={"final_upload_s": 1.0}
+    )
+    driver = attacked.start()
+    training(attacked, driver)
+    disk.is_now(f"full{who}")
+    newest = attacked.newest()
+    assert driver.wait(LIMIT_S) == 0, attacked.log()[-2000:]
+    assert attacked.newest() == newest
+    [line] = [line for line in attacked.log().splitlines() if "reported checkpoints were not saved" in line]
+    assert f"{steps - newest} reported checkpoints" in line
+    assert SAYS["full"] in line
+    assert f"The newest that is saved is checkpoint_0001_{newest:06d}, of report {newest}" in line
+    assert f"unsaved {' '.join(map(str, range(newest + 1, steps + 1)))}" in attacked.log()
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     "phase", ["commit", *(pytest.param(p, marks=pytest.mark.soak) for p in PHASES if p != "commit")]

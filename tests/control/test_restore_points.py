@@ -6,7 +6,7 @@ from hands import Hands, views
 
 from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller, Settings
-from everstep.control.events import Adopted, Remains
+from everstep.control.events import Adopted, Notice, Remains
 from everstep.failures import Kind
 from everstep.saved.snapshots import At, Copy
 
@@ -164,9 +164,7 @@ def test_workers_of_an_earlier_driver_keep_what_their_hosts_have() -> None:
 
 
 def test_what_ended_workers_of_an_earlier_driver_had_in_memory_is_restored_where_it_lies() -> None:
-    remains = Remains(
-        ("b", "c"), ((0, "b.0"), (1, "c.0")), tuple(Copy(r, f"{h}.0", 3, 7, 2) for r, h in enumerate("bc"))
-    )
+    remains = Remains(("b", "c"), tuple(Copy(r, f"{h}.0", 3, 7, 2) for r, h in enumerate("bc")))
     settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
     hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=4, remains=remains))
     start = hands.last(c.StartWorkers)
@@ -177,11 +175,25 @@ def test_what_ended_workers_of_an_earlier_driver_had_in_memory_is_restored_where
 
 
 def test_slices_that_an_earlier_driver_held_and_nobody_needs_are_given_back() -> None:
-    remains = Remains(("a", "b", "c"), ((0, "a.0"), (1, "b.0"), (2, "c.0")), (Copy(0, "a.0", 1, 1, 3),))
+    remains = Remains(("a", "b", "c"), (Copy(0, "a.0", 1, 1, 3),))
     settings = Settings(workers_min=2, workers_max=2, max_failures=-1)
     hands = Hands(settings, views("a", "b", "c"), e.RunOpened(at=0.0, last_epoch=1, remains=remains))
     assert hands.last(c.Release).slices == ("c",)
     assert hands.last(c.StartWorkers).snapshot is None
+
+
+def test_an_older_snapshot_is_restored_where_the_newest_was_on_a_host_that_is_given_back() -> None:
+    """The newest had not been copied to other hosts yet."""
+    newest = [Copy(rank, host, 3, 8, 2) for rank, host in enumerate(("a.0", "b.0"))]
+    older = [Copy(rank, host, 3, 7, 2) for rank in (0, 1) for host in ("a.0", "b.0")]
+    remains = Remains(("a", "b", "c"), (*newest, *older))
+    settings = Settings(workers_min=2, workers_max=2, max_failures=-1, snapshot_copies=1)
+    taken_away = Notice("a", 1000.0, ("a.0",))
+    opened = e.RunOpened(at=0.0, last_epoch=4, notices=(taken_away,), remains=remains)
+    start = Hands(settings, views("a", "b", "c"), opened).last(c.StartWorkers)
+    assert [a.host for a in start.assignments] == ["b.0", "c.0"]
+    assert start.snapshot == At(3, 7)
+    assert start.sources == ((0, ("b.0",)), (1, ("b.0",)))
 
 
 def test_replica_groups_take_their_state_from_each_other() -> None:

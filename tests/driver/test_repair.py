@@ -22,7 +22,7 @@ from everstep.process.clock import MachineClock
 from everstep.storage import checkpoints, restore
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.folder import FolderStore
-from everstep.storage.store import Store, open_store
+from everstep.storage.store import FileRecord, Store, open_store
 from storage import blocking
 
 
@@ -354,3 +354,51 @@ def test_a_row_that_is_known_is_not_added_again_also_if_older_epochs_bring_some(
         blocking.commit(run, folder, epoch, index, parts)
     tidy(run, history)
     assert len(history.metrics) == len({bytes(row) for row in history.metrics})
+
+
+# ---------------------------------------------------------------------- lists that lag behind
+
+
+def lag(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    """What was just written is missing from lists, and can be read."""
+    list_now = FolderStore.list
+
+    def listed(self: FolderStore, prefix: str = "", after: str = "") -> list[FileRecord]:
+        return [f for f in list_now(self, prefix, after) if hidden not in self.address(f.path)]
+
+    monkeypatch.setattr(FolderStore, "list", listed)
+
+
+@pytest.mark.parametrize("hidden", ["shard-", "rank-00001", "rank-00000"])
+def test_a_checkpoint_of_which_a_list_lacks_what_was_just_uploaded_is_committed(
+    run: Store, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    for rank in range(2):
+        bring(run, "checkpoint_0001_000006", rank, index=6)
+    lag(monkeypatch, hidden)
+    tidy(run, history)
+    assert history.newest is not None
+    assert history.newest.ref.index == 6
+
+
+def test_a_checkpoint_whose_files_a_list_lacks_is_not_taken_for_damaged(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, "checkpoint_0001_000006", 6)
+    lag(monkeypatch, "checkpoint_0001_000006")
+    tidy(run, history)
+    assert history.damaged == {}
+    assert [*history.checkpoints] == ["checkpoint_0001_000003", "checkpoint_0001_000006"]
+
+
+def test_a_file_that_is_neither_listed_nor_there_is_missing(run: Store) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, "checkpoint_0001_000006", 6)
+    run.delete(["checkpoint_0001_000006/shard-1"])
+    tidy(run, history)
+    assert [*history.damaged] == ["checkpoint_0001_000006"]

@@ -10,7 +10,7 @@ import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from everstep.journal.records import Opened, Owner
 from everstep.process.clock import MachineClock
 from everstep.storage.asynchronous import ImmediateStore, ThreadedStore, complete
 from everstep.storage.folder import FolderStore
-from everstep.storage.store import Limits, Store, open_store
+from everstep.storage.shared import leave_marker
+from everstep.storage.store import FileRecord, Limits, Store, open_store
 
 DEAD = Owner("elsewhere", "another boot", 1, 1)
 
@@ -182,6 +183,36 @@ def test_of_two_leases_with_one_number_the_later_has_precedence(run: Store) -> N
     assert take(run).precedence > second.precedence
 
 
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_lease_whose_record_is_lost_is_not_given_again_whatever_the_time_is(run: Store, lost: int) -> None:
+    """Agents obey the driver that had it, and UNIX time was set back."""
+
+    def taken(wall: float) -> Lease:
+        store = ImmediateStore(run)
+        found = asyncio.run(
+            lease.take(
+                store,
+                lambda n: msgspec.structs.replace(opened(n, owner=DEAD), wall=wall),
+                MachineClock(),
+                lambda line: None,
+                is_gone=lambda owner: True,
+            )
+        )
+        assert isinstance(found, Lease)
+        leave_marker(run, found.number)
+        return found
+
+    for _ in range(lost):
+        first = taken(1_800_000_000.0)
+    run.delete([f"{journal.FOLDER}/{journal.key_of(number)}" for number in range(1, lost + 1)])
+    second = taken(1_700_000_000.0)
+    assert second.number > first.number
+    assert second.precedence > first.precedence
+    assert read_history(run).lease == second.number
+    third = taken(1_600_000_000.0)
+    assert third.precedence > second.precedence
+
+
 @pytest.mark.parametrize("written", [0, 1, 3], ids=["its-opening", "its-first-record", "a-later-one"])
 def test_a_driver_whose_last_object_is_lost_goes_on_after_no_other_drivers(run: Store, written: int) -> None:
     """Another one has taken the run with the number that became free."""
@@ -199,12 +230,17 @@ def test_a_driver_whose_last_object_is_lost_goes_on_after_no_other_drivers(run: 
         flush(old)
 
 
-def test_a_driver_that_wakes_up_after_a_compaction_is_fenced_although_its_number_is_free(run: Store) -> None:
+@pytest.mark.parametrize("freed", [False, True], ids=["used", "freed-by-the-version-before"])
+def test_a_driver_that_wakes_up_after_a_compaction_is_fenced(run: Store, freed: bool) -> None:
     old = take(run, owner=DEAD).journal
     new = take(run).journal
     write(new, 10)
     compact(new)
-    assert not run.exists(f"{journal.FOLDER}/{journal.key_of(2)}"), "its number is free"
+    left = [file.path for file in run.child(journal.FOLDER).list()]
+    assert journal.key_of(2) in left, "its number"
+    assert journal.key_of(3) not in left
+    if freed:
+        run.delete([f"{journal.FOLDER}/{journal.key_of(2)}"])
     old.append(records.Deleted(0.0, "c1-1"))
     with pytest.raises(FencedError, match=str(records.this_process())):
         flush(old)
@@ -319,6 +355,156 @@ def test_a_run_that_finishes_while_it_is_waited_for_is_left_finished(run: Store)
     )
     assert isinstance(found, History)
     assert read_history(run).outcome == "finished"
+
+
+# ---------------------------------------------------------------------- lists that lag behind
+
+
+class Lagging(ImmediateStore):
+    """Its lists are those of an earlier time, for so many times. All else is as it is now."""
+
+    def __init__(self, store: Store, listed: list[FileRecord] | None = None, times: int = 1000) -> None:
+        super().__init__(store)
+        self.listed = [*store.list()] if listed is None else listed
+        self.times = times
+
+    def child(self, prefix: str) -> ImmediateStore:
+        below = [f for f in self.listed if f.path.startswith(f"{prefix}/")]
+        listed = [msgspec.structs.replace(f, path=f.path.removeprefix(f"{prefix}/")) for f in below]
+        return Lagging(self._store.child(prefix), listed, self.times)
+
+    async def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
+        if self.times <= 0:
+            return await super().list(prefix, after)
+        self.times -= 1
+        return [file for file in self.listed if file.path > after and file.path.startswith(prefix)]
+
+
+def take_by_old_lists(run: Store, listed: list[FileRecord], times: int = 1000) -> Lease:
+    taken = lease.take(
+        Lagging(run, listed, times),
+        opened,
+        MachineClock(),
+        lambda line: None,
+        is_gone=lambda owner: True,
+    )
+    found = asyncio.run(taken)
+    assert isinstance(found, Lease)
+    return found
+
+
+@pytest.mark.parametrize("before", [0, 3, 12])
+def test_a_list_that_lacks_what_was_just_written_loses_nothing_of_the_journal(
+    run: Store, before: int
+) -> None:
+    log = take(run, owner=DEAD).journal
+    write(log, before)
+    listed = [*run.list()] if before else []
+    write(log, 5, first=before + 1)
+    taken = take_by_old_lists(run, listed)
+    assert not taken.damage
+    assert [*taken.history.checkpoints] == [f"c1-{n}" for n in range(1, before + 6)]
+
+
+def test_a_list_with_a_gap_loses_nothing_of_the_journal(run: Store) -> None:
+    log = take(run, owner=DEAD).journal
+    write(log, 10)
+    compact(log)
+    write(log, 5, first=11)
+    gap = f"{journal.FOLDER}/{journal.key_of(14)}"
+    assert run.exists(gap)
+    taken = take_by_old_lists(run, [file for file in run.list() if file.path != gap])
+    assert not taken.damage
+    assert [*taken.history.checkpoints] == [f"c1-{n}" for n in range(1, 16)]
+
+
+def test_a_run_is_not_taken_while_lists_name_what_has_been_archived(run: Store) -> None:
+    log = take(run, owner=DEAD).journal
+    write(log, 6)
+    listed = [*run.list()]
+    write(log, 4, first=7)
+    compact(log)
+    write(log, 2, first=11)
+    taken = take_by_old_lists(run, listed, times=5)
+    assert not taken.damage
+    assert [*taken.history.checkpoints] == [f"c1-{n}" for n in range(1, 13)]
+
+
+def test_a_list_that_stays_behind_is_said_to_be_so_and_the_run_is_left_alone(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = take(run, owner=DEAD).journal
+    write(log, 6)
+    listed = [*run.list()]
+    write(log, 2, first=7)
+    compact(log)
+    monkeypatch.setattr(lease, "_LISTED_S", 0.0)
+    there = [*run.list()]
+    with pytest.raises(StorageError, match="lags behind"):
+        take_by_old_lists(run, listed)
+    assert [*run.list()] == there
+
+
+def test_a_journal_of_which_next_to_nothing_is_left_is_damaged_and_goes_on(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says that there was more is no reason to wait for it for ever."""
+    log = take(run, owner=DEAD).journal
+    write(log, 6)
+    compact(log)
+    write(log, 6, first=7)
+    compact(log)
+    names = [file.path for file in run.child(journal.FOLDER).list()]
+    lost = [name for name in names if not name.startswith("past-") and name != journal.key_of(1)]
+    run.delete([f"{journal.FOLDER}/{name}" for name in lost])
+    monkeypatch.setattr(lease, "_LISTED_S", 0.0)
+    taken = take(run)
+    assert taken.damage
+    complete(taken.mend(lambda line: None))
+    write(taken.journal, 3, first=13)
+    compact(taken.journal)
+    assert scan(run).is_whole
+    assert not scan(run).is_outdated
+    assert rows(run) == [13, 14, 15]
+
+
+@pytest.mark.parametrize("owners", [1, 2])
+def test_a_newcomer_whose_list_has_only_what_no_compaction_removes_does_not_take_the_run_at_a_free_number(
+    run: Store, owners: int
+) -> None:
+    for _ in range(owners):
+        log = take(run, owner=DEAD).journal
+        listed = [*run.list()]
+    write(log, 8)
+    compact(log)
+    taken = take_by_old_lists(run, listed, times=20)
+    assert not taken.damage
+    assert [*taken.history.checkpoints] == [f"c1-{n}" for n in range(1, 9)]
+
+
+def test_a_driver_that_was_replaced_is_fenced_also_where_lists_are_old(run: Store) -> None:
+    old = take(run, owner=DEAD).journal
+    write(old, 3)
+    old._store = Lagging(run.child(journal.FOLDER))
+    new = take(run).journal
+    write(new, 10, first=4)
+    compact(new)
+    old.append(records.Deleted(0.0, "c1-3"))
+    with pytest.raises(FencedError):
+        flush(old)
+    assert "c1-3" in read_history(run).checkpoints
+
+
+def test_a_journal_is_not_said_to_be_removed_where_lists_are_old(run: Store) -> None:
+    log = take(run).journal
+    write(log, 3)
+    compact(log)
+    log._store = Lagging(run.child(journal.FOLDER))
+    write(log, 10, first=4)
+    compact(log)
+    write(log, 3, first=14)
+    assert scan(run).is_whole
+    assert rows(run) == list(range(1, 17))
 
 
 # ---------------------------------------------------------------------- compaction
@@ -532,7 +718,8 @@ def test_wherever_a_compaction_is_cut_off_damage_is_seen_and_what_is_lost_is_nam
 def test_archives_are_read_also_if_what_names_them_is_lost(
     run: Store, tmp_path: Path, how: Callable[[Path], None]
 ) -> None:
-    log = take(run).journal
+    taken = take(run)
+    log = taken.journal
     write(log, 10)
     compact(log)
     folder = tmp_path / "run" / "journal"
@@ -542,7 +729,8 @@ def test_archives_are_read_also_if_what_names_them_is_lost(
     compact(log)
     superseded.write_bytes(left)
     write(log, 3, first=21)
-    how(folder / journal.key_of(min(journal.numbers_in(os.listdir(folder)))))
+    numbers = journal.numbers_in(os.listdir(folder))
+    how(folder / journal.key_of(min({*numbers} - {taken.number})))
     assert not scan(run).is_whole
     assert rows(run) == list(range(1, 24))
     taken = take(run)

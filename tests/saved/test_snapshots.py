@@ -97,6 +97,22 @@ def test_a_later_driver_keeps_the_newest_that_all_hosts_have() -> None:
     assert snapshots.reported(0, At(1, 11), [], 0.0) == [((1,), (At(1, 10),), At(1, 11), ())]
 
 
+def test_of_what_ended_ranks_left_everything_is_kept_until_it_is_known_who_starts_where() -> None:
+    snapshots = Snapshots(copies=1)
+    everywhere = [Copy(rank, host, 1, 9, 2) for rank in TWO for host in TWO.values()]
+    snapshots.remain([*everywhere, Copy(0, "host-0", 1, 10, 2), Copy(1, "host-1", 1, 10, 2)])
+    assert snapshots.kept_all == (At(1, 9), At(1, 10))
+    snapshots.host_lost("host-1")
+    assert snapshots.begin({0: "host-0", 1: "host-2"}, {}) == At(1, 9)
+
+
+def test_what_is_taken_over_leaves_room_for_new_ones() -> None:
+    snapshots = Snapshots()
+    snapshots.remain([Copy(rank, host, 1, n, 2) for rank, host in TWO.items() for n in (1, 2, 3)])
+    assert snapshots.begin(TWO, {}) == At(1, 3)
+    assert snapshots.kept_all == (At(1, 2), At(1, 3))
+
+
 def test_a_later_driver_counts_on_copies_that_lie_elsewhere() -> None:
     snapshots = Snapshots()
     snapshots.adopt(TWO, {}, [Copy(0, "a", 1, 1, 2), Copy(1, "a", 1, 1, 2)])

@@ -48,6 +48,7 @@ SEEDS = (
     354_020_315,  # a hang that only its time proved, as the others had returned
     278_849_610,  # a group without a place, after its replacements had failed and everything restarted
     551_415_299,  # a snapshot that was being taken while a driver took the run over
+    31_000_868,  # a driver that was replaced while it put storage in order
     230_744_062,  # manifests of a driver that was replaced, in another order than the next recorded them
 )
 CORES = os.cpu_count() or 1

@@ -25,13 +25,14 @@ from everstep import (
 from everstep.jax import JaxTrainer
 from noted import notes
 
-from .jax_training import mistaken, steps
 from .runs import Fit, World
 
 NEVER_S = 3600.0
 
 
 def trainer(world: World, workers: int, until: int | None = None) -> JaxTrainer:
+    from .jax_training import steps  # imports JAX, which most processes that read this file never need
+
     config: dict[str, Any] = {"notes": str(world.notes), "until": str(world.until)}
     return JaxTrainer(
         steps,
@@ -102,6 +103,8 @@ MISTAKES = {
 
 
 def test_mistaken_states_are_refused_with_a_remedy(world: World) -> None:
+    from .jax_training import mistaken
+
     result = JaxTrainer(
         mistaken,
         train_loop_config={"mistakes": list(MISTAKES)},

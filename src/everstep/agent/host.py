@@ -18,6 +18,7 @@ from everstep.agent import descriptors
 from everstep.agent.drivers import Beats, Connection, Holder
 from everstep.agent.guard import end_children
 from everstep.agent.preparation import Preparation
+from everstep.agent.sockets import SOCKET
 from everstep.agent.stops import Stops
 from everstep.agent.watch import Watch
 from everstep.agent.worker_process import WorkerProcess
@@ -28,7 +29,6 @@ from everstep.process import kernel
 from everstep.protocol import wire, words
 from everstep.torchft.on_host import HostLighthouse
 
-SOCKET = "agent.sock"
 READY = "ready"
 """In the host's folder once the agent listens: the pid that its host goes by."""
 DEFAULT_GRACE_S = 30.0

@@ -15,15 +15,12 @@ from typing import Any
 
 from everstep.agent.drivers import Holder
 from everstep.agent.memory import Memory, shortage
+from everstep.agent.sockets import PEER_SOCKET, RELAY_SOCKET
 from everstep.protocol import framing, peer_words, wire
 from everstep.protocol.peer_words import CHUNK, Data, PeerAddress, Read
 from everstep.saved.snapshots import At
 from everstep.snapshots.segments import FileContent, Segment, Slot, SlotRecord
 
-PEER_SOCKET = "peers.sock"
-"""In the agent's folder: where other agents ask."""
-RELAY_SOCKET = "relay.sock"
-"""In the agent's folder: where it asks others that it can't reach itself."""
 _ANSWER_S = 30.0
 """How long an agent may take for one answer."""
 

@@ -108,7 +108,7 @@ def _open(run: Run, event: e.RunOpened) -> None:
     if remains is not None:
         run.fleet.held = {*remains.slices}
         if run.settings.group_size is None:
-            run.saved.snapshots.adopt(dict(remains.places), {}, remains.copies)
+            run.saved.snapshots.remain(remains.copies)
     reason = "resumed" if event.last_epoch else "first start"
     starting.place(run, recovery.begin(run, [], full=True, incident=None, reason=reason))
 

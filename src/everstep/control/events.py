@@ -61,10 +61,8 @@ class Remains(msgspec.Struct, frozen=True):
 
     slices: tuple[SliceName, ...]
     """These are held for the run."""
-    places: tuple[tuple[int, HostId], ...]
-    """(rank, host) of those workers."""
     copies: tuple[Copy, ...]
-    """Their snapshots."""
+    """Snapshots of those workers."""
 
 
 class RunOpened(Event, frozen=True, kw_only=True):

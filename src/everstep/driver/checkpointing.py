@@ -40,6 +40,7 @@ class Checkpointing:
             run.observer.say,
             run.spawn,
             run.clock,
+            run.unsaved,
         )
         self.validations = Validations(
             run.job, run.store, run.history, run.engine.run_side_task, self._validated, run.observer.say

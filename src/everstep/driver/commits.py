@@ -16,8 +16,10 @@ from everstep.config import CheckpointConfig
 from everstep.control import commands as c, events as e
 from everstep.driver.deletions import Deletions
 from everstep.driver.scores import Scores, no_longer_kept
+from everstep.driver.unsaved import Unsaved
 from everstep.errors import ConflictingPartsError, DamagedCheckpointError, StorageError
 from everstep.failures import Failure, Kind
+from everstep.identity import Incarnation
 from everstep.journal import records
 from everstep.journal.history import History
 from everstep.process.clock import Clock
@@ -43,6 +45,7 @@ class Commits:
         say: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         clock: Clock,
+        unsaved: Unsaved,
     ) -> None:
         """``write`` puts a record into the journal, and into ``history``."""
         self._run = run
@@ -54,15 +57,18 @@ class Commits:
         self._say = say
         self._spawn = spawn
         self._clock = clock
+        self._unsaved = unsaved
         self._scores = Scores(config, say)
         self._removing: set[str] = set()
 
     async def commit(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> bool:
         """Commit it, and let go of what it replaces. False if it can't be committed."""
         ready = command.checkpoint
+        of = Incarnation(command.epoch, command.group, command.generation)
         try:
             manifest = await self._until_known(command, metrics)
         except StorageError as error:
+            self._unsaved.failed(of, ready.index, str(error))
             now = self._clock.now()
             self._say(f"checkpoint {ready.folder} can't be committed: {error}")
             cause = (
@@ -70,6 +76,7 @@ class Commits:
             )
             self._emit(e.CommitFailed(at=now, folder=ready.folder, reason=str(error), cause=cause))
             return False
+        self._unsaved.saved(of, ready.index)
         state = holds_state(file.path for file in manifest.files)
         place = (command.epoch, ready.index, command.group, command.generation, command.order)
         ref = CheckpointRef(ready.folder, *place, state)
@@ -106,6 +113,7 @@ class Commits:
             except (checkpoints.CommittedOtherwiseError, ConflictingPartsError, DamagedCheckpointError):
                 raise
             except StorageError as error:
+                self._unsaved.failed(ref.incarnation, ref.index, str(error))
                 if pause == _PAUSE_S:
                     self._say(f"checkpoint {ready.folder} can't be committed yet: {error}; it is tried again")
             await asyncio.sleep(pause)

@@ -13,6 +13,7 @@ from everstep.driver.housekeeping import Housekeeping
 from everstep.driver.job import Job
 from everstep.driver.outcome import DriverOutcome
 from everstep.driver.pump import Pump
+from everstep.driver.unsaved import Unsaved
 from everstep.engine.base import Engine
 from everstep.errors import FencedError, StorageError
 from everstep.identity import WorkerId
@@ -40,6 +41,7 @@ class DrivenRun:
         self.clock = clock
         self.controller = Controller(job.settings())
         self.outcome = DriverOutcome()
+        self.unsaved = Unsaved()
         self.house = Housekeeping(store, lease.journal, lease.history, job.marker, observer.say, clock)
         self._pump: Pump | None = None
         self._recorded: Callable[[c.Record], None] | None = None

@@ -267,6 +267,10 @@ class FromWorkers:
         self._run.observer.say(
             f"rank {rank} could not save its part of checkpoint {index}: {reason}; training goes on"
         )
+        stream = self._workers.streams.get(key)
+        if stream is not None:
+            of = Incarnation(epoch, stream.assignment.group_id, generation)
+            self._run.unsaved.failed(of, index, f"rank {rank}: {reason}")
         self._run.emit(
             e.UploadFailed(
                 at=self._run.clock.now(),

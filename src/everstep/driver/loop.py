@@ -19,6 +19,7 @@ from everstep.driver.incoming import Incoming
 from everstep.driver.job import Job
 from everstep.driver.opening import open_run
 from everstep.driver.stopping import Stopping
+from everstep.driver.unsaved import UnsavedReports
 from everstep.driver.workers import Workers
 from everstep.engine.base import Engine
 from everstep.journal import records
@@ -84,9 +85,8 @@ class Driver:
             left = (place.host for place in run.history.places.values())
             ask = run.job.ask(run.precedence, run.history.run_id, left)
             await self.outcome.unless_over(run.engine.open(self._incoming, ask))
-            if not self.outcome.over.is_set():
-                await self._open()
-                run.engine.count_silence()
+            await self.outcome.unless_over(self._open())
+            run.engine.count_silence()
             run.spawn(validations.keep_validating())
             await self.outcome.over.wait()
             if self.outcome.is_finished and (stopped := await validations.finish()):
@@ -106,6 +106,11 @@ class Driver:
             self._from_workers.tell_adopted()
             for host, message in left.messages():
                 self._incoming.on_message(host, message)
+
+    def unsaved(self) -> UnsavedReports | None:
+        """What was reported in vain, once the driver has ended."""
+        newest = self._run.history.newest
+        return self._run.unsaved.at_the_end(self.controller, newest.ref if newest is not None else None)
 
     def stop(self, kind: e.StopKind, now: bool) -> None:
         """Ask the run to end. From any thread."""

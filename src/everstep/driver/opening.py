@@ -57,9 +57,7 @@ async def _take_over(
     if not hosts:
         return None, None
     incoming.left = left = TakeOver(hosts, history.last_epoch, history.begun)
-    await run.outcome.unless_over(
-        ask_agents(run.engine, left, run.precedence, lambda: incoming.slices, run.limits, run.observer.say)
-    )
+    await ask_agents(run.engine, left, run.precedence, lambda: incoming.slices, run.limits, run.observer.say)
     incoming.left = None
     history.last_epoch = max(history.last_epoch, left.highest_epoch)
     kept = left.chosen.kept_hosts

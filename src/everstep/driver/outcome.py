@@ -51,17 +51,22 @@ class DriverOutcome:
         self.over.set()
 
     async def unless_over(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for this, but not when the run has ended: somebody has stopped it."""
+        """Do this for as long as the run has not ended: a user may stop it, or another driver take it."""
+        if self.over.is_set():
+            work.close()
+            return
         task, over = asyncio.ensure_future(work), asyncio.ensure_future(self.over.wait())
         try:
             await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
             is_late = task.cancel()
-        if is_late:
-            await asyncio.wait({task})
-        else:
+        if not is_late:
             task.result()
+            return
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # of a run that has ended by then, for another cause
 
     def call(self, work: Callable[[], None]) -> None:
         """On the driver's loop, from any thread."""

@@ -53,6 +53,10 @@ class Result:
     """The share of all time, of all workers that were wanted, in steps that were not done again."""
     ledger: dict[str, float] = field(default_factory=dict, repr=False)
     """Where the time went: seconds by category, summed over workers. They add up to all there was."""
+    unsaved_reports: list[int] = field(default_factory=list)
+    """Reports of the last attempt whose checkpoints could not be saved, by number. Only ``fit()`` knows them:
+    what is read back from storage has what is there.
+    """
 
     @cached_property
     def metrics_dataframe(self) -> pandas.DataFrame | None:

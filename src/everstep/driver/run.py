@@ -35,6 +35,7 @@ from everstep.driver.loop import Driver
 from everstep.driver.output_files import OutputFiles
 from everstep.driver.result import Result, result_of
 from everstep.driver.run_error import error_for
+from everstep.driver.unsaved import UnsavedReports
 from everstep.engine.base import Engine
 from everstep.engine.choice import make_engine
 from everstep.engine.local.engine import LocalEngine
@@ -301,16 +302,24 @@ def _drive(start: _Start, lease: Lease, display: Display) -> Result:
     assert outcome.end is not None, "a run that is over says how"
     if outcome.unrecorded is not None:
         _say_unrecorded(outcome.end, outcome.unrecorded)
+    unsaved = driver.unsaved() if not outcome.is_fenced else None
+    if unsaved is not None:
+        print(f"everstep: {unsaved}.", file=sys.stderr)
     _raise_for(
         outcome.end,
         driver,
+        unsaved,
         name,
         store,
         resumable=spec.run.name is not None,
         has_checkpoint=lease.history.newest is not None,
     )
     returned = driver.workers.results
-    result = replace(result_of(store, lease.history, spec.run.storage_options), return_value=returned.value)
+    result = replace(
+        result_of(store, lease.history, spec.run.storage_options),
+        return_value=returned.value,
+        unsaved_reports=unsaved.reports if unsaved is not None else [],
+    )
     if returned.problem:
         raise ReturnValueError(returned.problem, result)
     return result
@@ -396,7 +405,14 @@ def _handed_over(name: str, dataset: Any, engine: Engine) -> Any:
 
 
 def _raise_for(
-    end: EndRun, driver: Driver, name: str, store: Store, *, resumable: bool, has_checkpoint: bool
+    end: EndRun,
+    driver: Driver,
+    unsaved: UnsavedReports | None,
+    name: str,
+    store: Store,
+    *,
+    resumable: bool,
+    has_checkpoint: bool,
 ) -> None:
     if end.outcome is Outcome.FINISHED:
         return
@@ -415,7 +431,10 @@ def _raise_for(
         print(f"everstep: interrupted. {resume}", file=sys.stderr)
         raise quiet(KeyboardInterrupt(resume))
     if end.outcome is Outcome.FAILED:
-        raise error_for(end, driver)
+        error = error_for(end, driver)
+        if unsaved is not None:
+            error.add_note(f"{unsaved}.")
+        raise error
     raise FencedError(end.message)
 
 

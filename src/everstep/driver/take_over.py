@@ -175,9 +175,8 @@ class TakeOver:
         )
         if not slices:
             return None
-        places = tuple((worker.rank, worker.host) for worker in self.chosen.everybody)
         copies = tuple(copy for copy in self._copies if slice_of.get(copy.host) in slices)
-        return Remains(slices, places, copies)
+        return Remains(slices, copies)
 
     # ------------------------------------------------------------------ what the driver goes on with
 

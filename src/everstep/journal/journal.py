@@ -2,9 +2,14 @@
 
 It is one sequence of numbered objects, each made with put-if-absent. Taking the run is a record in it; so a
 driver that was paused and replaced collides at its next append, and stops. Old objects are put together into
-archives, which a later object names, and are deleted then. That makes their numbers free again, so an append
-counts only if nothing stands after it: a driver that wakes up behind the end finds that out before it does
-anything else.
+archives, which a later object names, and are deleted then; but not those by which the run was taken, since
+that is where a driver that was replaced appends when it wakes up. Other numbers become free again. Whoever
+takes the run appends at one of these only if what it knows of the journal is old: an object beside the
+sequence (``past_of``) says so of each number that may then seem to be the next.
+
+A list of a folder may lag behind, in some stores: what was just made is missing from it, and what was just
+deleted is still in it. So nothing is decided by a list alone. What it lacks is asked for by name, and one
+that names what can't be read is looked at again.
 
 Objects are made whole or not at all. One that is missing or that can't be read is damage: it is named, and
 everything else is read.
@@ -16,7 +21,7 @@ import asyncio
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from everstep.errors import FencedError, JournalFormatError, StorageError
@@ -36,6 +41,7 @@ MOST_ARCHIVED = 2 * MOST_BYTES
 
 _ARCHIVE = "archive-"
 _ARCHIVED = re.compile(rf"{_ARCHIVE}([0-9]{{10,}})-[0-9a-f]+")
+_PAST_NUMBER = re.compile(r"past-([0-9]{10,})")
 _LOOKS = 20
 _PAUSE_S = 1.0
 
@@ -47,6 +53,11 @@ class JournalRemovedError(StorageError):
 def numbers_in(names: Iterable[str]) -> list[int]:
     """Of the numbered objects among these. Other files in a folder are somebody else's."""
     return [int(name) for name in names if layout.is_numbered(name)]
+
+
+def past_of(number: int) -> str:
+    """The object that says that this number was used, although it is free: what it held is in an archive."""
+    return f"past-{key_of(number)}"
 
 
 def random_token() -> str:
@@ -68,9 +79,11 @@ class Journal:
         durable: Callable[[AnyRecord], None] = lambda record: None,
         last: bytes | None = None,
         token: Callable[[], str] = random_token,
+        openings: Collection[int] = (),
     ) -> None:
         """``durable`` is called with each record that this journal has written, once it is there. ``last`` is
         the object that the next one comes after, if it is ours. ``token`` makes the names of archives unique.
+        ``openings``: the numbers at which the run was taken.
         """
         self._store = store
         self._durable = durable
@@ -80,6 +93,7 @@ class Journal:
         self._archives = [*archives]
         self._last = last
         self._token = token
+        self._openings = frozenset(openings)
         # A deque, of which one thread appends while another takes: nothing falls in between.
         self._waiting: deque[tuple[AnyRecord, bytes]] = deque()
         self._unsure = b""
@@ -135,15 +149,23 @@ class Journal:
         our last object was lost, another driver may have taken the run in its place.
         """
         names = {file.path for file in await self._store.list()}
-        last = max(numbers_in(names), default=0)
-        needed = {*self._archives, *([key_of(self._next - 1)] if self._next > self._first else [])}
-        if last > self._next or not await self._is_last_ours():
+        after = [key_of(number) for number in sorted(numbers_in(names), reverse=True) if number > self._next]
+        if await self._is_any_there(after) or not await self._is_last_ours():
             raise await self._fenced()
-        if last < self._next or not needed <= names:
-            raise JournalRemovedError(
-                f"the journal of {self._store.address()} was removed or replaced while the run uses it",
-                "leave the folder of a run alone while it runs",
-            )
+        needed = {*self._archives, key_of(self._next)}
+        needed |= {key_of(self._next - 1)} if self._next > self._first else set()
+        for name in sorted(needed - names):
+            if not await self._store.exists(name):
+                raise JournalRemovedError(
+                    f"the journal of {self._store.address()} was removed or replaced while the run uses it",
+                    "leave the folder of a run alone while it runs",
+                )
+
+    async def _is_any_there(self, names: Iterable[str]) -> bool:
+        for name in names:
+            if await self._store.exists(name):
+                return True
+        return False
 
     async def _is_last_ours(self) -> bool:
         """Also if it is gone."""
@@ -189,15 +211,26 @@ class Journal:
         await self._write_compacted(Compacted(archives, last))
         if self._first != first:
             return
-        self._first, self._archives = last, archives
-        await self._store.delete([name for name in sizes if self._is_superseded(name)])
+        before, self._first, self._archives = self._archives, last, archives
+        await self._delete_superseded(sizes, before)
+
+    async def _delete_superseded(self, listed: Collection[str], archives: Sequence[str]) -> None:
+        """``archives``: those that counted until now. What says that they are old outlives them."""
+        # The numbers that come after what stays, and after what may still be listed.
+        ends = {*(number + 1 for number in self._openings), *_archived([*archives, *self._archives])}
+        past = {past_of(number) for number in ends if number < self._first}
+        for name in sorted(past - {*listed}):
+            await self._store.create(name, b"")
+        await self._store.delete([name for name in listed if name not in past and self._is_superseded(name)])
 
     def _is_superseded(self, name: str) -> bool:
         """Whether an object is archived; or was left by a driver that was replaced, or by a compaction that
         was cut off.
         """
         if layout.is_numbered(name):
-            return int(name) < self._first
+            return int(name) < self._first and int(name) not in self._openings
+        if _PAST_NUMBER.fullmatch(name):
+            return True
         return bool(_ARCHIVED.fullmatch(name)) and name not in self._archives
 
     def _to_merge(self, sizes: dict[str, int], size: int) -> list[str]:
@@ -248,12 +281,12 @@ class Journal:
             await self._store.create(name, data)
             among = [*self._unsure_of] if self._unsure else []
             among += [self._waiting.popleft()[0] for _ in range(covered)]
-            old = range(self._first, number)
+            old, archives = range(self._first, number), self._archives
             self._next = self._first = number
             self._archives = [name]
             self._unsure_of, self._unsure = among, encode(Compacted([name], number))
             await self._write_some()
-            await self._store.delete([key_of(number) for number in old])
+            await self._delete_superseded([key_of(number) for number in old], archives)
 
 
 # ---------------------------------------------------------------------- reading
@@ -269,6 +302,12 @@ class Scan:
         self.damage: list[str] = []
         """What is missing or can't be read."""
         self.listed: tuple[str, ...] = ()
+        self.vanished: list[str] = []
+        """What is listed and isn't there: it was deleted meanwhile, or the list lags behind."""
+        self.past: list[str] = []
+        """What says that there is more than was found: the list lags behind, or all of that is lost."""
+        self._numbered: dict[int, list[AnyRecord]] = {}
+        """What the numbered objects say that are there."""
         self._records: list[AnyRecord] = []
 
     @property
@@ -281,31 +320,57 @@ class Scan:
 
     async def read(self, store: AsyncStore) -> None:
         self.listed = _names(await store.list())
-        numbers = sorted(numbers_in(self.listed), reverse=True)
+        listed = {*numbers_in(self.listed)}
         # An archive is made of all that came before its number: also where nothing of it is left.
-        self.next = max([max(numbers, default=0) + 1, *_archived(self.listed)])
-        found: dict[int, list[AnyRecord]] = {}
+        archived = max(_archived(self.listed), default=1)
+        past = [int(found[1]) for name in self.listed if (found := _PAST_NUMBER.fullmatch(name))]
+        self.next = max([archived - 1, *past, *listed]) + 1
+        while (unlisted := await self._first_there(store, self.next, self.next + 1)) is not None:
+            listed.add(unlisted)
+            self.next = unlisted + 1
         snapshot: Compacted | None = None
-        above = self.next
+        missing: list[int] = []
+        number = self.next
         # From the end: whatever an archive holds may still be there as numbered objects, too.
-        for number in numbers:
-            if number < self.first:
-                break
-            self._check_gap(store, max(number + 1, self.first), above)
-            above = number
-            found[number] = await self._read(store, key_of(number))
-            if snapshot is None and (snapshot := _last_compacted(found[number])) is not None:
+        while (number := number - 1) >= self.first:
+            may_be_unlisted = number not in listed and (snapshot is not None or number >= archived)
+            if number not in listed and not (may_be_unlisted and await store.exists(key_of(number))):
+                missing.append(number)
+                continue
+            self._numbered[number] = await self._read(store, key_of(number))
+            if snapshot is None and (snapshot := _last_compacted(self._numbered[number])) is not None:
                 self.first = snapshot.upto or number
-        if snapshot is None and above > self.first:
+        if snapshot is None and missing:
             snapshot = await self._without_snapshot(store)
-            above = min((number for number in numbers if number >= self.first), default=self.next)
-        self._check_gap(store, self.first, above)
+        self._name_missing(store, [number for number in missing if number >= self.first])
         self.archives = [*snapshot.archives] if snapshot is not None else []
         for name in self.archives:
             self._records += await self._read(store, name)
-        for number in sorted(found):
+        for number in sorted(self._numbered):
             if number >= self.first:
-                self._records += found[number]
+                self._records += self._numbered[number]
+        # Also if the record by which the run was taken last is lost, and its number seems to be the next.
+        ends = {*_archived(self.listed), *(number + 1 for number in (*self.openings, self.next))}
+        for number in sorted(ends):
+            if number >= self.first and await store.exists(past_of(number)):
+                self.past.append(past_of(number))
+
+    @property
+    def is_outdated(self) -> bool:
+        return bool(self.vanished or self.past)
+
+    async def _first_there(self, store: AsyncStore, *numbers: int) -> int | None:
+        """The first of these that is there. Where one is lost, what comes after it is no less there."""
+        for number in numbers:
+            if await store.exists(key_of(number)):
+                return number
+        return None
+
+    @property
+    def openings(self) -> set[int]:
+        """The numbers at which the run was taken."""
+        taken = {record.lease for record in self._records if isinstance(record, Opened)}
+        return taken | {n for n, some in self._numbered.items() if any(isinstance(r, Opened) for r in some)}
 
     async def _without_snapshot(self, store: AsyncStore) -> Compacted | None:
         """What names the archives is lost. Those that are there still hold all that came before the number of
@@ -316,7 +381,9 @@ class Scan:
             return None
         self.first = max(_archived(archives))
         self._damaged(store, archives[-1], "is named by no record that can be read")
-        read = [await store.read(name) or b"" for name in archives]
+        found = {name: await store.read(name) for name in archives}
+        self.vanished += [name for name, data in found.items() if data is None]
+        read = [found[name] or b"" for name in archives]
         kept = [name for at, name in enumerate(archives) if not any(read[at] in it for it in read[at + 1 :])]
         return Compacted(kept, self.first)
 
@@ -324,7 +391,7 @@ class Scan:
         """Whether this list of names goes on from ours. What comes and goes while a folder is listed may be
         missing from a list, although at every instant something is there.
         """
-        newer = {*numbers_in(names)} - {*numbers_in(self.listed)}
+        newer = {*numbers_in(names)} - self._numbered.keys()
         archived = max(_archived(names), default=0)
         return (
             {*self.listed} <= {*names}
@@ -332,15 +399,20 @@ class Scan:
             and archived <= self.next + len(newer)
         )
 
-    def _check_gap(self, store: AsyncStore, first: int, above: int) -> None:
-        if first < above:
-            rest = f" to {key_of(above - 1)}" if above - first > 1 else ""
-            self._damaged(store, key_of(first) + rest, "is missing")
+    def _name_missing(self, store: AsyncStore, numbers: Sequence[int]) -> None:
+        """From the highest down."""
+        while numbers:
+            many = next((n for n, number in enumerate(numbers) if number != numbers[0] - n), len(numbers))
+            rest = f" to {key_of(numbers[0])}" if many > 1 else ""
+            self._damaged(store, key_of(numbers[many - 1]) + rest, "is missing")
+            numbers = numbers[many:]
 
     async def _read(self, store: AsyncStore, name: str) -> list[AnyRecord]:
         data = await store.read(name)
         if data is None:
             self._damaged(store, name, "is missing")
+            if name in self.listed:
+                self.vanished.append(name)
             return []
         return [*decode(data, lambda damage: self._damaged(store, name, damage))]
 
@@ -350,14 +422,16 @@ class Scan:
 
 async def scan_journal(store: AsyncStore) -> Scan:
     """Read a journal while its owner may be compacting it: what was listed is then in an archive by now. What
-    is missing in two looks between which nothing has changed is missing for good.
+    is missing in two looks between which nothing has changed is missing for good, unless it is listed: then
+    the list lags behind.
     """
     before: Scan | None = None
     for _ in range(_LOOKS):
         scan = Scan()
         await scan.read(store)
-        settled = scan.is_whole and scan.has_only_grown(_names(await store.list()))
-        if settled or (before and scan.damage == before.damage and scan.listed == before.listed):
+        settled = scan.is_whole and not scan.is_outdated and scan.has_only_grown(_names(await store.list()))
+        unchanged = before is not None and (scan.damage, scan.listed) == (before.damage, before.listed)
+        if settled or (unchanged and not scan.is_outdated):
             return scan
         before = scan
     return scan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.errors import RunOwnedError
+from everstep.errors import RunOwnedError, StorageError
 from everstep.journal import journal, records
 from everstep.journal.counters import RunCounters
 from everstep.journal.history import History
@@ -19,8 +19,11 @@ from everstep.journal.records import Opened, Owner
 from everstep.process import kernel
 from everstep.process.clock import Clock
 from everstep.storage.asynchronous import AsyncStore
+from everstep.storage.shared import last_marked
 
 _LOOK_S = 0.2
+_LISTED_S = 60.0
+"""So long a list may lag behind what can be read. After that, the journal is damaged."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Lease:
     @property
     def precedence(self) -> int:
         """By which agents tell drivers apart: the later one has the higher. Of two that have the same number,
-        since the record by which the run was taken is lost, the one that has taken it later.
+        since the record by which the run was taken is lost, and its marker too, the one that has taken it
+        later.
         """
         opened = self.history.opened
         assert opened is not None, "it is our own"
@@ -73,31 +77,66 @@ async def take(
     and keeps its run.
     """
     log = store.child(journal.FOLDER)
+    outdated_since: float | None = None
     while True:
         scan = await journal.scan_journal(log)
+        if scan.is_outdated:
+            outdated_since = clock.now() if outdated_since is None else outdated_since
+            if clock.now() - outdated_since < _LISTED_S:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            if scan.vanished:
+                raise _lags(log, scan.vanished[0])
+            scan.damage += [f"what was written before {log.address(name)} is missing" for name in scan.past]
         history = History.of(scan.records())
         if is_over(history):
             return history
+        lease = max(scan.next, history.lease + 1, await last_marked(store) + 1)
         if history.owner is not None and not history.outcome:
-            ttl_s = max(opened(scan.next).ttl_s, history.ttl_s)
+            ttl_s = max(opened(lease).ttl_s, history.ttl_s)
             await _wait_out(log, scan.next, history.owner, is_gone or is_dead, ttl_s, clock, say)
-        record = opened(scan.next)  # of now: who has taken the run later takes precedence
+        record = opened(lease)  # of now: who has taken the run later takes precedence
         record = msgspec.structs.replace(record, run_id=history.run_id or record.nonce)
         key, data = journal.key_of(scan.next), records.encode(record)
-        # A number that was free because of a compaction is no place in the sequence: then something stands
-        # after it. And an answer may be so late that the record is lost, and somebody else's in its place.
-        if await log.create(key, data) and not await _is_passed(log, key) and await log.read(key) == data:
+        # An answer may be so late that the record is lost, and somebody else's in its place.
+        if (
+            await log.create(key, data)
+            and not await _is_passed(log, scan.next)
+            and await log.read(key) == data
+        ):
             before = history.opened
             history.apply(record)
             figures = RunCounters.of([*scan.records(), record])
             mine = Journal(
-                log, scan.next + 1, scan.first, scan.archives, compact_after, figures.apply, data, token
+                log,
+                scan.next + 1,
+                scan.first,
+                scan.archives,
+                compact_after,
+                figures.apply,
+                data,
+                token,
+                {*scan.openings, scan.next},
             )
-            return Lease(scan.next, mine, history, before, scan.damage, figures)
+            return Lease(lease, mine, history, before, scan.damage, figures)
+        if scan.is_outdated:
+            raise _lags(log, key)
 
 
-async def _is_passed(log: AsyncStore, key: str) -> bool:
-    return bool(journal.numbers_in(file.path for file in await log.list(after=key)))
+def _lags(log: AsyncStore, name: str) -> StorageError:
+    return StorageError(
+        f"the list of {log.address()} lags behind what can be read there, for longer than {_LISTED_S:g} s: "
+        f"see {name}",
+        "try again in a minute; if that is no help, use a store whose lists are consistent",
+    )
+
+
+async def _is_passed(log: AsyncStore, number: int) -> bool:
+    """Whether it was free because of a compaction: then it is no place in the sequence. What stands after it
+    may be missing from a list that is old; what says so beside it is asked for by name.
+    """
+    after = journal.numbers_in(file.path for file in await log.list(after=journal.key_of(number)))
+    return bool(after) or await log.exists(journal.past_of(number))
 
 
 def stop_request(lease: int) -> str:

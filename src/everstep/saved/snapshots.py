@@ -139,6 +139,9 @@ class Snapshots:
         self._upto.clear()
         self._taking.clear()
         self._stop_sending()
+        # Of what an earlier driver left there may be more: each takes memory that new ones need.
+        needed = {*self.kept_all[-2:], self._safe}
+        self.kept_all = tuple(at for at in self.kept_all if at in needed)
         self._known = {at: self._known[at] for at in self.kept_all}
         return self.kept
 
@@ -147,15 +150,20 @@ class Snapshots:
     ) -> list[Verdict | Transfer]:
         """The ranks of an earlier driver, and what the hosts have."""
         self.begin(members, slices)
+        self.remain(copies)
+        if self.kept is None:
+            return []
+        self._safe = next((at for at in reversed(self.kept_all) if not self._missing(at)), None)
+        sent = self._send()
+        return [self._settle(self.kept), *sent]
+
+    def remain(self, copies: Iterable[Copy]) -> None:
+        """What the hosts have of an earlier driver's ranks, which have ended. All of it may be needed: which
+        is restored depends on the hosts that are there when the next ranks start.
+        """
         for copy in copies:
             self._snapshot(At(copy.epoch, copy.index), copy.ranks).add(copy.rank, copy.host)
-        whole = sorted(at for at in self._known if self._is_whole(at))
-        self.kept_all = tuple(whole)
-        if not whole:
-            return []
-        self._safe = next((at for at in reversed(whole) if not self._missing(at)), None)
-        sent = self._send()
-        return [self._settle(whole[-1]), *sent]
+        self.kept_all = tuple(sorted(at for at in self._known if self._is_whole(at)))
 
     # ------------------------------------------------------------------ what ranks take
 

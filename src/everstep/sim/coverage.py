@@ -88,8 +88,9 @@ REACHES: dict[FaultKind, FaultRow] = {
         seldom=(_SHRINK, _GROW),
     ),
     FaultKind.STORAGE: _row(
-        (_FAIL,),
+        (),
         f"{_LATE}; what is damaged is found by a restart for another cause",
+        seldom=(_FAIL,),
     ),
     FaultKind.CUT: _row((_FAIL,), _LATE),
     FaultKind.DISK: _row((_FAIL,), _LATE),
@@ -98,6 +99,7 @@ REACHES: dict[FaultKind, FaultRow] = {
         "training goes on; wait: nothing is left of it, and hosts stay with the run that had it for a while",
         seldom=(_GROUPS,),
     ),
+    FaultKind.LISTING: _row((), "nothing is decided by a list alone"),
     FaultKind.DRIVER: _row(
         (_GROW,),
         "workers are adopted, or start afresh once the old slices are free: neither is a recovery",

@@ -25,6 +25,16 @@ ANSWER_S = 60.0
 """After which a request without an answer fails."""
 
 
+@dataclass
+class Lag:
+    """Of what is listed behind what is there. Reads are of now."""
+
+    made_s: float = 0.0
+    """So long nothing that was made is in a list."""
+    gone_s: float = 0.0
+    """So long what was deleted is in one."""
+
+
 class Watcher(Protocol):
     """Is told of every change, and of who believes to have made one."""
 
@@ -42,12 +52,18 @@ class Disk:
     """What is stored."""
 
     rng: random.Random
+    now: Callable[[], float] = lambda: 0.0
     objects: dict[str, bytes] = field(default_factory=dict)
     watcher: Watcher | None = None
     full: bool = False
     bytes_per_s: float = 1e12
+    lag: Lag = field(default_factory=Lag)
     _keys: list[str] = field(default_factory=list)
     """Sorted."""
+    _made: dict[str, float] = field(default_factory=dict)
+    """When each was made."""
+    _gone: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """What was deleted: when, and its size."""
 
     def create(self, key: str, data: bytes) -> bool:
         if key in self.objects:
@@ -55,6 +71,8 @@ class Disk:
         if self.full:
             raise StorageError(f"no space left for {key}", "free some, or keep fewer checkpoints")
         self.objects[key] = data
+        self._made[key] = self.now()
+        self._gone.pop(key, None)
         bisect.insort(self._keys, key)
         if self.watcher is not None:
             self.watcher.created(key, data)
@@ -67,13 +85,22 @@ class Disk:
             self.lose(key)
 
     def lose(self, key: str) -> None:
-        del self.objects[key]
+        self._gone[key] = (self.now(), len(self.objects.pop(key)))
         del self._keys[bisect.bisect_left(self._keys, key)]
 
     def below(self, prefix: str) -> list[str]:
         """What begins so, in order."""
         first = bisect.bisect_left(self._keys, prefix)
         return self._keys[first : bisect.bisect_left(self._keys, prefix + "\uffff")]
+
+    def listed(self, prefix: str) -> dict[str, int]:
+        """What a list of what begins so has, with sizes."""
+        found = {key: len(self.objects[key]) for key in self.below(prefix)}
+        if self.lag.made_s or self.lag.gone_s:
+            made, gone = self.now() - self.lag.made_s, self.now() - self.lag.gone_s
+            found = {key: size for key, size in found.items() if self._made[key] <= made}
+            found |= {k: n for k, (at, n) in self._gone.items() if at > gone and k.startswith(prefix)}
+        return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)
@@ -102,14 +129,14 @@ class View:
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
         whole = self.prefix + (f"{prefix}/" if prefix else "")
-        start, objects = len(self.prefix), self.disk.objects
-        found = [(path[start:], path) for path in self.disk.below(whole)]
-        return [FileRecord(key, len(objects[path]), "") for key, path in found if key > after]
+        start = len(self.prefix)
+        found = [(path[start:], size) for path, size in self.disk.listed(whole).items()]
+        return [FileRecord(key, size, "") for key, size in found if key > after]
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         whole = self.prefix + (f"{prefix}/" if prefix else "")
         start = len(whole)
-        return sorted({key[start:].split("/")[0] for key in self.disk.below(whole) if "/" in key[start:]})
+        return sorted({key[start:].split("/")[0] for key in self.disk.listed(whole) if "/" in key[start:]})
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -27,13 +27,16 @@ from everstep.saved.checkpoints import CheckpointRef
 from everstep.saved.retention import Scored
 from everstep.sim.planting import Mistake, with_faults
 from everstep.sim.scenario import FaultKind, Scenario
-from everstep.storage import checkpoints
+from everstep.storage import checkpoints, layout
 from everstep.storage.checkpoints import MANIFEST, Manifest
 from everstep.topology.slices import HostId
 
+_is_superseded = Journal._is_superseded
 
-async def _check_nothing(self: Journal) -> None:
-    """A number that a compaction has freed is taken for the end of the journal."""
+
+def _free_every_number(self: Journal, name: str) -> bool:
+    """Those, too, where a driver that was replaced appends when it wakes up."""
+    return int(name) < self._first if layout.is_numbered(name) else _is_superseded(self, name)
 
 
 async def _remove_at_once(self: Deletions, folder: str) -> None:
@@ -186,10 +189,10 @@ def _check_no_lease(self: Incoming, host: HostId, lease: int) -> None:
 MISTAKES = (
     Mistake(
         "free-number",
-        "a driver that wakes up after a compaction appends at a number that has become free",
+        "a compaction frees the numbers at which drivers that were replaced would append",
         (Journal,),
-        "_check_place",
-        _check_nothing,
+        "_is_superseded",
+        _free_every_number,
         with_faults(FaultKind.DRIVER),
     ),
     Mistake(

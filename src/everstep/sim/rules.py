@@ -7,7 +7,7 @@ that knows which objects count: those that were made at the end of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -62,7 +62,6 @@ class Rules:
         """All that were ever written, by folder."""
         self.damaged = False
         """Something of the journal was damaged by a fault: what it hit is lost."""
-        self.openings = 0
         self.owner = ""
         """Who has taken the run last."""
         self.spoilt: set[str] = set()
@@ -70,6 +69,8 @@ class Rules:
         self.shards: Mapping[str, set[int]] = {}
         """The ranks that have something to add, by folder."""
         self._highest = 0
+        self._taken_at: list[int] = []
+        """The numbers at which the run was taken."""
         self._strays: set[str] = set()
         """Objects of the journal that were not made at its end."""
         self._behind: dict[str, str] = {}
@@ -88,7 +89,7 @@ class Rules:
             folder = _folder(key)
             if {*manifest.ranks} != self.shards.get(folder, {*manifest.ranks}):
                 raise RuleBroken(f"5: {folder} is committed with the shards of {manifest.ranks} only")
-            self.manifests.setdefault(_folder(key), Written(data, manifest, self.openings))
+            self.manifests.setdefault(_folder(key), Written(data, manifest, len(self._taken_at)))
 
     def _appended(self, number: int, data: bytes) -> None:
         if number <= self._highest:
@@ -108,7 +109,7 @@ class Rules:
                 case records.Damaged():
                     self._known.setdefault(record.folder, Known()).damaged = True
                 case records.Opened():
-                    self.openings += 1
+                    self._taken_at.append(number)
                     self.owner = record.nonce
                 case _:
                     pass
@@ -166,8 +167,10 @@ class Rules:
             del self._behind[process]
 
     def appended(self, process: str, key: str) -> None:
-        """A driver believes that this object is its own."""
-        if key in self._strays:
+        """A driver believes that this object is its own. It can't know better where all that says so is lost,
+        and what isn't isn't listed yet.
+        """
+        if key in self._strays and not (self.damaged and self._view.disk.lag.made_s):
             self._behind[process] = key
 
     def deleting(self, key: str) -> None:
@@ -181,6 +184,8 @@ class Rules:
 
     def _deleting_record(self, name: str) -> None:
         if name.isdigit():
+            if int(name) in self._taken_at and not self.damaged:
+                raise RuleBroken(f"8: {name} is free again, and who was replaced there may append")
             if self._snapshot.upto <= int(name) <= self._highest and not self.damaged:
                 raise RuleBroken(f"4: {name} is removed from the journal, and is in no archive")
         elif name in self._snapshot.archives:
@@ -193,6 +198,11 @@ class Rules:
             names = [path.removeprefix(_LOG) for path in self._view.disk.below(_LOG)]
             self._highest = max((int(name) for name in names if name.isdigit()), default=0)
 
+    def lists_caught_up(self) -> None:
+        """A manifest that the journal doesn't know is found by whoever takes the run from now on."""
+        for folder, written in self.manifests.items():
+            self.manifests[folder] = replace(written, openings=len(self._taken_at))
+
     # ------------------------------------------------------------------ a start of workers
 
     def _ref(self, folder: str) -> CheckpointRef:
@@ -200,6 +210,11 @@ class Rules:
         order = self._known.get(folder, Known()).order
         order = found.order if order is None else order
         return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, order)
+
+    def known(self) -> list[str]:
+        """Those that can be restored, and that the journal knows."""
+        known = {folder for folder, one in self._known.items() if one.order is not None}
+        return [folder for folder in self.restorable() if folder in known]
 
     def restorable(self) -> list[str]:
         """Checkpoints that exist and are whole, by epoch and index."""
@@ -246,7 +261,7 @@ class Rules:
                 raise RuleBroken(f"the ledger has {charged:.3f} s of workers, and they had {spent:.3f} s")
         if not self.damaged:
             # What a driver writes that has been replaced is found when the run is taken the next time.
-            before = {f for f, written in self.manifests.items() if written.openings < self.openings}
+            before = {f for f, written in self.manifests.items() if written.openings < len(self._taken_at)}
             lost = before - self.given_up - {*history.checkpoints, *history.damaged}
             if lost:
                 raise RuleBroken(f"4: the journal does not know of {sorted(lost)}, which are committed")

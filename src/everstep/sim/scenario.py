@@ -42,6 +42,7 @@ class FaultKind(enum.StrEnum):
     STOP = "the user stops"
     HANG = "workers that hang"
     RETURN = "lost hosts that are back at a take-over"
+    LISTING = "listings that lag behind"
 
 
 class TimedFault(msgspec.Struct, frozen=True):
@@ -117,7 +118,7 @@ _PROBABLE = frozenset({FaultKind.START, FaultKind.RESERVE, FaultKind.DUPLICATE})
 """These happen with a probability whenever something is tried; all others strike at a time."""
 
 
-_APART = frozenset({FaultKind.HANG, FaultKind.RETURN})
+_APART = frozenset({FaultKind.HANG, FaultKind.RETURN, FaultKind.LISTING})
 """These are drawn by themselves, so that the rest of a seed's schedule stays."""
 
 
@@ -159,8 +160,11 @@ def draw(seed: int, only: FaultKind | None = None) -> Scenario:
     if hangs.random() < 0.2:
         families |= {FaultKind.HANG}
     returns = random.Random(f"swapped in {seed}")
-    if returns.random() < 0.15 and group_size is not None:
+    if returns.random() < 0.15:
         families |= {FaultKind.RETURN}
+    lists = random.Random(f"lists of {seed}")
+    if lists.random() < 0.15:
+        families |= {FaultKind.LISTING}
     if only is not None:
         families = frozenset({only})
     limits = (-1, -1, -1, 0, 1, 3)
@@ -204,6 +208,8 @@ def draw(seed: int, only: FaultKind | None = None) -> Scenario:
         strikes += _more(hangs, FaultKind.HANG, 3, fault_s)
     if FaultKind.RETURN in families:
         strikes += _more(returns, FaultKind.RETURN, 2, fault_s / 2)
+    if FaultKind.LISTING in families:
+        strikes += _more(lists, FaultKind.LISTING, 4, fault_s)
 
     def if_any(family: FaultKind, *choices: float) -> float:
         drawn = rng.choice(choices)

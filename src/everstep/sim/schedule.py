@@ -30,7 +30,7 @@ class Schedule:
         self.story = Story()
         self._time = VirtualTime()
         rng = random.Random(f"world {scenario.seed}")
-        self._disk = Disk(rng)
+        self._disk = Disk(rng, lambda: self._time.now)
         self._rules = Rules(self._disk)
         self._rules.keep = scenario.keep
         self._cluster = Cluster(self._time, rng, View(self._disk, RUN), scenario)

@@ -31,6 +31,7 @@ from everstep.sim.rules import RUN, Rules
 from everstep.sim.scenario import FaultKind, Scenario
 from everstep.sim.story import Story
 from everstep.sim.time import Process, VirtualTime
+from everstep.storage.shared import leave_marker
 from everstep.validation import ValidationConfig
 
 TTL_S = 15.0
@@ -217,13 +218,15 @@ class Seats:
     async def _fit(self, seat: Seat) -> None:
         """As ``Trainer.fit`` does it."""
         store = SimStore(seat.process, seat.network, View(self.disk, RUN))
-        clock = ProcessClock(self.time, seat.engine.ahead, self._wall_set_by(seat.number))
+        clock = ProcessClock(self.time, seat.engine.ahead, _SET_BY[seat.number % len(_SET_BY)])
         owner = records.Owner("machine", f"boot-{machine_of(seat.number)}", seat.number, 0)
         observer = Watching(self.story, self.time, seat.name)
         settings = self.scenario.settings
 
         def opened(number: int) -> records.Opened:
-            seat.at_least = next(reversed(self.rules.restorable()), None)
+            lists_lag = FaultKind.LISTING in self.scenario.families
+            found = self.rules.known() if lists_lag else self.rules.restorable()
+            seat.at_least = next(reversed(found), None)
             return records.Opened(
                 records.FORMAT, number, owner, clock.now(), clock.wall(), "0", "run",
                 settings.workers_min, settings.workers_max, "", "", seat.name, TTL_S,
@@ -243,6 +246,7 @@ class Seats:
                     self._job(), store, seat.engine, lease, observer, NoRegistry(), clock
                 )
                 self.watch(seat, driver.controller)
+                await store.call(lambda blocking: leave_marker(blocking, lease.number))
                 await driver.drive()
                 seat.outcome = self._outcome(seat, driver)
             else:
@@ -253,12 +257,6 @@ class Seats:
             if seat.process.alive:
                 seat.over = True
                 self._look_whether_it_is_over()
-
-    def _wall_set_by(self, number: int) -> float:
-        """Where the record is lost by which the run was taken, agents tell drivers apart by UNIX time: set
-        back there, it would keep the run from going on.
-        """
-        return 0.0 if FaultKind.JOURNAL in self.scenario.families else _SET_BY[number % len(_SET_BY)]
 
     def _token(self) -> str:
         return f"{self.rng.getrandbits(32):08x}"

@@ -9,7 +9,7 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller, beliefs_of
 from everstep.saved.snapshots import At
 from everstep.sim.cluster import Cluster
-from everstep.sim.scenario import Scenario
+from everstep.sim.scenario import FaultKind, Scenario
 from everstep.sim.time import require
 from everstep.sim.told import HeardOfCluster
 from everstep.topology.placement import Assignment
@@ -97,6 +97,9 @@ class Starts:
     def _check_checkpoint(self, command: c.StartWorkers) -> None:
         """5: committed, and the newest."""
         newest = self._told.restorable()
+        if newest and FaultKind.LISTING in self._scenario.families:
+            # Those of an earlier attempt may have been found after a later one had begun.
+            newest = [ref for ref in newest if ref.epoch == max(ref.epoch for ref in newest)]
         if command.checkpoint is None:
             require(not newest, "5: a checkpoint is committed, and the workers get none")
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from everstep.sim.cluster import Cluster
+from everstep.sim.disk import Lag
 from everstep.sim.rules import RUN
 from everstep.sim.scenario import FaultKind
 from everstep.sim.seats import Seats
@@ -33,11 +34,14 @@ class StorageFaults:
                 return self._full(seconds) if rng.random() < 0.5 else self._slow(rng, seconds)
             case FaultKind.JOURNAL:
                 return self._damage_journal(rng)
+            case FaultKind.LISTING:
+                return self._lag(rng, seconds)
             case _:
                 raise AssertionError(f"{family} is no fault of the store")
 
     def calm(self) -> None:
         self._disk.full, self._disk.bytes_per_s = False, _QUICK
+        self._catch_up()
 
     def _rot(self, rng: random.Random) -> str:
         """A bit rots in the newest checkpoint: whoever restores it says so."""
@@ -70,6 +74,18 @@ class StorageFaults:
         self._time.after(seconds, lambda: setattr(self._disk, "bytes_per_s", _QUICK))
         return f"storage is slow for {seconds:.1f} s"
 
+    def _lag(self, rng: random.Random, seconds: float) -> str:
+        """Of what was made, or deleted, or both: as far as a folder on a network may be behind."""
+        lag = rng.choice([rng.uniform(0.0, 3.0), rng.uniform(0.0, 60.0)])
+        made, gone = rng.choice([(lag, lag), (lag, 0.0), (0.0, lag)])
+        self._disk.lag = Lag(made, gone)
+        self._time.after(seconds, self._catch_up)
+        return f"lists lag behind for {seconds:.1f} s: {made:.1f} s what was made, {gone:.1f} s what is gone"
+
+    def _catch_up(self) -> None:
+        self._disk.lag = Lag()
+        self._rules.lists_caught_up()
+
     def _damage_journal(self, rng: random.Random) -> str:
         """One object of the journal is lost, or one of its bits."""
         names = self._disk.below(f"{RUN}journal/")
@@ -90,4 +106,6 @@ class StorageFaults:
         self._disk.objects[name] = bytes(data)
 
 
-OF_STORAGE = frozenset({FaultKind.STORAGE, FaultKind.CUT, FaultKind.DISK, FaultKind.JOURNAL})
+OF_STORAGE = frozenset(
+    {FaultKind.STORAGE, FaultKind.CUT, FaultKind.DISK, FaultKind.JOURNAL, FaultKind.LISTING}
+)

@@ -258,12 +258,17 @@ def record_part(
         share.validation,
     )
     encoded = msgspec.json.encode(sealed(record))
-    if not store.create(f"{share.folder}/{PARTS}/rank-{share.rank:05d}.json", encoded):
+    if not store.create(f"{share.folder}/{part_of(share.rank)}", encoded):
         raise StorageError(
             f"checkpoint {share.folder} has another part of rank {share.rank} already",
             "use each checkpoint_dir_name once, for example with the step number in it",
         )
     return Part(share.index, share.folder, encoded)
+
+
+def part_of(rank: int) -> str:
+    """Where in a checkpoint's folder a rank says what it has brought."""
+    return f"{PARTS}/rank-{rank:05d}.json"
 
 
 def _is_ours(path: Path) -> bool:
@@ -308,10 +313,18 @@ def _create_manifest(checkpoint: Store, manifest: Manifest) -> bool:
     there = {file.path: file for file in checkpoint.list()}
     if MANIFEST not in there and manifest.external is None:
         for file in manifest.files:
-            if file.path not in there:
-                raise DamagedCheckpointError(checkpoint.address(), file.path, "is missing")
-            compare(checkpoint.address(), file, there[file.path])
+            compare_listed(checkpoint, file, there)
     return checkpoint.create(MANIFEST, msgspec.json.encode(manifest))
+
+
+def compare_listed(checkpoint: Store, file: FileRecord, listed: Mapping[str, FileRecord]) -> None:
+    """Look whether a file is there, as it was saved. A list may lag behind: what was just uploaded is missing
+    from it.
+    """
+    if file.path in listed:
+        compare(checkpoint.address(), file, listed[file.path])
+    elif not checkpoint.exists(file.path):
+        raise DamagedCheckpointError(checkpoint.address(), file.path, "is missing")
 
 
 def _manifest_from(checkpoint: str, ref: CheckpointRef, parts: Iterable[bytes], metrics: bytes) -> Manifest:
@@ -399,6 +412,15 @@ async def whole_by_parts(store: AsyncStore, folder: str) -> list[PartRecord]:
         if data is not None:
             part = _decode(data, PartRecord, address, file.path.removeprefix(f"{folder}/"))
             parts[part.rank] = part
+    if parts:
+        # The list may lag behind. Which parts there must be, each of them says.
+        known = next(iter(parts.values()))
+        first = known.group * known.ranks
+        for rank in sorted({*range(first, first + known.ranks)} - parts.keys()):
+            data = await store.read(f"{folder}/{part_of(rank)}")
+            if data is None:
+                return []
+            parts[rank] = _decode(data, PartRecord, address, part_of(rank))
     records = [parts[rank] for rank in sorted(parts)]
     same = len({record.checkpoint for record in records}) == 1
     return records if same and len(records) == records[0].ranks else []

@@ -28,7 +28,7 @@ import msgspec
 
 from everstep.errors import DamagedCheckpointError, StorageError
 from everstep.process import kernel
-from everstep.storage.checkpoints import MANIFEST, METADATA_FILE, Manifest, manifest_of
+from everstep.storage.checkpoints import MANIFEST, METADATA_FILE, Manifest, compare_listed, manifest_of
 from everstep.storage.folder import Draft, FolderStore, compare, digest_of, files_below, make_private
 from everstep.storage.private import no_room, private_folder, shared_temporary
 from everstep.storage.store import PARALLEL_FILES, FileRecord, Store, open_store
@@ -71,10 +71,7 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
         return manifest
     sizes = {file.path: file for file in checkpoint.list()}
     for expected in _compared(manifest):
-        found = sizes.get(expected.path)
-        if found is None:
-            raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
-        compare(checkpoint.address(), expected, found)
+        compare_listed(checkpoint, expected, sizes)
     added = sorted(_visible(sizes) - {file.path for file in manifest.files})
     if added:
         # What was saved is all there: a lock file that a reader left is no reason to give it up.

@@ -1,7 +1,8 @@
 """Whether a host sees the same storage as the driver: the driver leaves a marker, and every host looks for
 it.
 
-Without shared storage, each host would save its part of a checkpoint where the others can't read it.
+Without shared storage, each host would save its part of a checkpoint where the others can't read it. The
+marker also shows the last lease under which hosts were used.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import secrets
 import time
 
 from everstep.errors import StorageAccessError
-from everstep.storage.layout import key_of
+from everstep.storage.asynchronous import AsyncStore
+from everstep.storage.layout import is_numbered, key_of
 from everstep.storage.schemes import any_bucket
 from everstep.storage.store import Store
 
@@ -28,6 +30,12 @@ def leave_marker(store: Store, lease: int) -> str:
     marker = f"{ours}-{secrets.token_hex(8)}"
     store.create(marker, b"")
     return marker
+
+
+async def last_marked(store: AsyncStore) -> int:
+    """The last lease that has left a marker, also if the journal has lost it; 0 if none has."""
+    names = [file.path.removeprefix(f"{FOLDER}/").partition("-")[0] for file in await store.list(FOLDER)]
+    return max(map(int, filter(is_numbered, names)), default=0)
 
 
 def find_marker(store: Store, marker: str) -> None:

@@ -23,7 +23,7 @@ from types import TracebackType
 import msgspec
 
 from everstep.agent.guard import remove_scratch
-from everstep.agent.host import SOCKET
+from everstep.agent.sockets import SOCKET
 from everstep.errors import EverstepError, signal_name
 from everstep.process import kernel
 from everstep.storage.private import no_room, private_folder, shared_temporary

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from everstep.agent.peers import PEER_SOCKET
+from everstep.agent.sockets import PEER_SOCKET
 from everstep.engine.base import EngineRequest, SideTask, Sink
 from everstep.engine.heartbeats import Heartbeats
 from everstep.engine.local import side_task

@@ -20,8 +20,7 @@ from pathlib import Path
 import ray
 
 from everstep.agent import raynode
-from everstep.agent.host import SOCKET
-from everstep.agent.peers import PEER_SOCKET, RELAY_SOCKET
+from everstep.agent.sockets import PEER_SOCKET, RELAY_SOCKET, SOCKET
 from everstep.engine.local.cluster import runtime_folder
 from everstep.engine.ray import cluster
 from everstep.engine.ray.relay import Relay, ask_agent
