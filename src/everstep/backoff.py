@@ -28,7 +28,7 @@ class Backoff:
             self._healthy_since = at
 
     def progressed(self) -> None:
-        """Something was learnt and kept: whatever fails next is not the same failure again and again."""
+        """Progress was saved: the next failure is not the same one again and again."""
         self._in_a_row = 0
 
     def next_pause(self, at: float) -> float:

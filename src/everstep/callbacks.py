@@ -1,7 +1,7 @@
-"""``UserCallback``: what a user may hook into a run, and what it is told.
+"""``UserCallback``: the hooks that a user may add to a run, and their arguments.
 
-Callbacks run in the driver's process. One that raises is logged, and never ends the run. Who calls them, and
-when, is the driver's business.
+Callbacks run in the driver's process. One that raises is logged, and never ends the run. They are called by
+``observe.callbacks``.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class CheckpointUploadMode(Enum):
     """Not at all: the checkpoint is in shared storage already, and the report only says where."""
 
     def default_delete_local_checkpoint_after_upload(self) -> bool:
-        """Whether the local folder is removed where ``report`` isn't told."""
+        """Whether the local folder is removed where ``report`` gets no argument for it."""
         return self is CheckpointUploadMode.ASYNC
 
 

@@ -3,8 +3,8 @@ there: ``ActionError`` (``observe.actions``), ``DataError`` (``data.errors``), `
 (``forecast.outages``).
 
 Errors are plain data: they pickle, they carry what was seen as fields, and their text says what to do next.
-Nothing here decides anything; who raises what, and whether it is retried, is the business of ``control`` and
-the driver.
+Nothing here decides anything; where an error is raised, and whether it is retried, is decided in ``control``
+and the driver.
 
 Not retried, whatever the budget: ``ConfigError``, ``FunctionLoadError``, ``TooLargeError``,
 ``InfeasibleResourcesError`` and ``StorageAccessError``.
@@ -155,8 +155,8 @@ class WorkerGroupError(TrainingFailedError):
         self.error_message = error_message
         self.worker_failures = dict(worker_failures)
         self.first_rank = first_rank
-        told = [_as_worker_error(rank, error) for rank, error in self.worker_failures.items()]
-        super().__init__(_tell(error_message, told, self.first_cause))
+        failures = [_as_worker_error(rank, error) for rank, error in self.worker_failures.items()]
+        super().__init__(_describe(error_message, failures, self.first_cause))
         self.args = (error_message, self.worker_failures, first_rank)
 
     @property
@@ -185,8 +185,10 @@ class ControllerError(TrainingFailedError):
     """
 
     def __init__(self, controller_failure: BaseException) -> None:
-        told = isinstance(controller_failure, TrainingFailedError)  # it begins with the first cause itself
-        prefix = "" if told else "Training failed in the controller: "
+        has_cause = isinstance(
+            controller_failure, TrainingFailedError
+        )  # it begins with the first cause itself
+        prefix = "" if has_cause else "Training failed in the controller: "
         super().__init__(f"{prefix}{_one_line(controller_failure)}")
         self.controller_failure = controller_failure
         self.args = (controller_failure,)
@@ -363,7 +365,7 @@ def _as_worker_error(rank: int, error: Exception) -> WorkerError:
     return WorkerError(rank, reason=f"raised {type(error).__name__}: {error}".rstrip(": "))
 
 
-def _tell(error_message: str, failures: Sequence[WorkerError], first: WorkerError | None) -> str:
+def _describe(error_message: str, failures: Sequence[WorkerError], first: WorkerError | None) -> str:
     if first is None:
         return f"Training failed: {error_message}"
     parts = [f"Training failed: {first.message}"]

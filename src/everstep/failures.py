@@ -1,4 +1,4 @@
-"""What can go wrong with workers and hosts, as all parts of Everstep tell each other, and which of several
+"""What can go wrong with workers and hosts, in the terms of all parts of Everstep, and which of several
 failures was the cause.
 """
 
@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One thing that went wrong, with what is needed to tell the user."""
+    """One thing that went wrong, with all that the user needs to know of it."""
 
     kind: Kind
     at: float
@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
     rank: int | None = None
     host: HostId | None = None
     echo: bool = False
-    """It looks like the consequence of somebody else's failure (a collective that broke)."""
+    """It looks like the consequence of another rank's failure (a collective that broke)."""
     exit_code: int | None = None
     signal: str | None = None
     traceback: str = ""
@@ -63,11 +63,11 @@ class Failure(msgspec.Struct, frozen=True):
         return f"host {self.host}: {self.message}" if self.host else self.message
 
     def preempted(self) -> Failure:
-        """It is what a machine that is taken away does."""
+        """The same, as the consequence of a preemption."""
         return msgspec.structs.replace(self, kind=Kind.PREEMPTED)
 
     def while_starting(self) -> Failure:
-        """What fails before training begins is a failed start, whatever it was."""
+        """Any failure before training begins is a failed start."""
         if self.kind in (Kind.START, Kind.RESERVATION, Kind.PREEMPTED, Kind.LIMIT):
             return self
         message = f"{self.kind.value} before training began: {self.message}"
@@ -122,7 +122,9 @@ class Incident:
 
 
 class FirstStarts:
-    """Starts in a row that failed in the same way, before the run ever trained: more of them won't help."""
+    """Counts starts in a row that failed in the same way, before the run ever trained: more of them won't
+    help.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""What tells one incarnation of a replica group, and one process of a rank, from those before and after."""
+"""The identity of one incarnation of a replica group, and of one process of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training function is told about hosts that are about to be taken away."""
+"""What a training function can know about hosts that are about to be taken away."""
 
 from __future__ import annotations
 

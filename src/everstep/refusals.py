@@ -1,4 +1,4 @@
-"""What Ray Train has and Everstep refuses, each with its remedy; and how an argument nobody knows is
+"""What Ray Train has and Everstep refuses, each with its remedy; and how an unknown argument is
 answered.
 
 A script that moves over from Ray Train meets an error that says what to write instead, never a bare

@@ -15,7 +15,7 @@ from everstep.agent.memory import Memory
 from everstep.agent.peers import PeerLine, Peers
 from everstep.agent.sockets import PEER_SOCKET
 from everstep.protocol import wire
-from everstep.protocol.peer_words import CHUNK, PeerAddress, Read
+from everstep.protocol.peer_messages import CHUNK, PeerAddress, Read
 from everstep.saved.snapshots import At, Copy
 from everstep.snapshots.segments import Slot
 

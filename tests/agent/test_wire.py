@@ -10,7 +10,7 @@ import numpy
 import pytest
 from hypothesis import given, strategies as st
 
-from everstep.protocol import framing, memory_words, template_words, wire, words
+from everstep.protocol import framing, memory_messages, template_messages, wire, worker_messages
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 97), min_size=1))
@@ -46,12 +46,12 @@ def test_an_array_is_not_a_number_and_is_named() -> None:
 DECODERS = {
     wire.AnyToAgent: wire.to_agent,
     wire.AnyFromAgent: wire.from_agent,
-    words.AnyFromWorker: words.from_worker,
-    words.AnyToWorker: words.to_worker,
-    template_words.AnyOrder: template_words.order,
-    template_words.AnyWord: template_words.word,
-    memory_words.AnyRequest: memory_words.memory_request,
-    memory_words.Slots | memory_words.Stored: memory_words.memory_answer,
+    worker_messages.AnyFromWorker: worker_messages.from_worker,
+    worker_messages.AnyToWorker: worker_messages.to_worker,
+    template_messages.AnyOrder: template_messages.order,
+    template_messages.AnyMessage: template_messages.message,
+    memory_messages.AnyRequest: memory_messages.memory_request,
+    memory_messages.Slots | memory_messages.Stored: memory_messages.memory_answer,
 }
 MESSAGES = [
     pytest.param(decoder, kind, id=kind.__name__)
@@ -108,7 +108,7 @@ def test_every_message_can_be_read_back(decoder: msgspec.msgpack.Decoder[Any], k
 
 def test_every_kind_of_message_is_among_these() -> None:
     tried = {param.values[1] for param in MESSAGES}
-    for module in (wire, words, template_words, memory_words):
+    for module in (wire, worker_messages, template_messages, memory_messages):
         tagged = {
             kind
             for kind in vars(module).values()
@@ -118,22 +118,22 @@ def test_every_kind_of_message_is_among_these() -> None:
             and kind.__struct_config__.tag is not None
             and not kind.__subclasses__()
         }
-        assert tagged - tried == set(get_args(words.AnyValue) if module is words else ())
+        assert tagged - tried == set(get_args(worker_messages.AnyValue) if module is worker_messages else ())
 
 
 def test_a_loss_that_is_not_a_number_can_be_read_back() -> None:
-    report = words.Report(7, msgspec.Raw(msgspec.msgpack.encode({"loss": float("nan")})))
+    report = worker_messages.Report(7, msgspec.Raw(msgspec.msgpack.encode({"loss": float("nan")})))
     (body,) = framing.Frames().feed(framing.frame(report))
-    assert math.isnan(msgspec.msgpack.decode(words.from_worker.decode(body).metrics)["loss"])
+    assert math.isnan(msgspec.msgpack.decode(worker_messages.from_worker.decode(body).metrics)["loss"])
 
 
 def test_all_that_a_user_may_send_fits_into_a_frame_with_what_goes_around_it() -> None:
-    answer = framing.frame(words.Answer(1, bytes(framing.MAX_PAYLOAD)))
-    told = framing.frame(wire.Tell(1, 1, [0], answer))
+    answer = framing.frame(worker_messages.Answer(1, bytes(framing.MAX_PAYLOAD)))
+    told = framing.frame(wire.ToWorkers(1, 1, [0], answer))
     (body,) = framing.Frames().feed(told)
     assert len(body) > framing.MAX_PAYLOAD
     with pytest.raises(ValueError, match=r"a Answer message of \d+ bytes: at most"):
-        framing.frame(words.Answer(1, bytes(framing.MAX_FRAME)))
+        framing.frame(worker_messages.Answer(1, bytes(framing.MAX_FRAME)))
 
 
 def test_a_text_of_any_length_is_clipped_to_its_beginning_and_its_end() -> None:

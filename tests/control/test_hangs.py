@@ -220,7 +220,7 @@ def examine(to: Hands, *found: Finding) -> None:
                 at=0.0,
                 host=to.places[one.vitals.rank].host,
                 epoch=command.epoch,
-                look=command.look,
+                check=command.check,
                 found=(one,),
             )
         )
@@ -245,7 +245,7 @@ def test_one_look_is_enough_for_all_that_are_quiet() -> None:
     run = hands()
     for number in range(3):
         quiet(run, number)
-    assert len({command.look for command in run.all(c.ExamineWorkers)}) == 1
+    assert len({command.check for command in run.all(c.ExamineWorkers)}) == 1
 
 
 def test_who_has_moved_by_the_time_of_the_look_is_left_alone_and_looked_at_again_later() -> None:
@@ -254,10 +254,10 @@ def test_who_has_moved_by_the_time_of_the_look_is_left_alone_and_looked_at_again
     examine(run, *(rank(number, STEP) for number in range(3)))
     assert not run.all(c.HangSeen)
     quiet(run, 0)
-    assert len({command.look for command in run.all(c.ExamineWorkers)}) == 1
+    assert len({command.check for command in run.all(c.ExamineWorkers)}) == 1
     run.pass_time(LIMITS.hang_s)
     quiet(run, 0)
-    assert len({command.look for command in run.all(c.ExamineWorkers)}) == 2
+    assert len({command.check for command in run.all(c.ExamineWorkers)}) == 2
 
 
 def test_another_rank_that_is_overdue_is_looked_at_at_once() -> None:
@@ -265,7 +265,7 @@ def test_another_rank_that_is_overdue_is_looked_at_at_once() -> None:
     quiet(run, 0)
     examine(run, waiting(0), rank(1, STEP), waiting(2))
     quiet(run, 2)
-    assert len({command.look for command in run.all(c.ExamineWorkers)}) == 1
+    assert len({command.check for command in run.all(c.ExamineWorkers)}) == 1
     quiet(run, 1)
     examine(run, *HUNG)
     assert run.last(c.HangSeen).ranks == (1,)

@@ -15,7 +15,7 @@ from everstep.driver.take_over import TakeOver, ask_agents
 from everstep.engine.base import Engine
 from everstep.failures import Kind
 from everstep.identity import WorkerId
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.saved.snapshots import Copy
 from everstep.topology.placement import Assignment
 
@@ -55,14 +55,14 @@ def held(
     return wire.Held(spec, 100 + rank, 0, state, stopping)
 
 
-def said(rank: int, *what: words.AnyFromWorker) -> list[wire.FromWorker]:
+def said(rank: int, *what: worker_messages.AnyFromWorker) -> list[wire.FromWorker]:
     """In two pieces, the second of which begins in the midst of a frame."""
     data = b"".join(map(framing.frame, what))
     cut = len(data) - 2
     return [wire.FromWorker(3, 0, rank, 0, data[:cut]), wire.FromWorker(3, 0, rank, cut, data[cut:])]
 
 
-JOINED, RETURNED = words.Joined(), words.Returned(None)
+JOINED, RETURNED = worker_messages.Joined(), worker_messages.Returned(None)
 
 
 class Agents:
@@ -196,7 +196,7 @@ def test_a_host_that_does_not_answer_is_named_and_its_workers_are_not_counted_on
 
 
 def test_workers_of_a_host_that_is_still_telling_are_kept_and_what_is_late_is_heard_once() -> None:
-    reports = [words.Report(index, msgspec.Raw(b"\x80")) for index in (1, 2, 3)]
+    reports = [worker_messages.Report(index, msgspec.Raw(b"\x80")) for index in (1, 2, 3)]
     begun, late = said(1, *reports)
     agents = Agents(
         {

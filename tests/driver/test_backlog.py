@@ -12,7 +12,7 @@ from everstep.driver.from_workers import FromWorkers
 from everstep.driver.streams import WorkerStream
 from everstep.identity import WorkerId
 from everstep.observe.observer import NewReports
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.topology.placement import Assignment
 
 RAW = msgspec.Raw(msgspec.msgpack.encode({}))
@@ -47,7 +47,7 @@ class Heard:
         self.told.append((index, newest.earlier))
 
     def hear(self, *reports: tuple[int, float | None]) -> None:
-        data = b"".join(framing.frame(words.Report(index, RAW, at=at)) for index, at in reports)
+        data = b"".join(framing.frame(worker_messages.Report(index, RAW, at=at)) for index, at in reports)
         self.from_workers.heard(wire.FromWorker(1, 0, 0, 0, data))
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from everstep.driver.collectives import Collectives
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 
 class Heard:
     def __init__(self) -> None:
-        self.answers: dict[int, words.Answer] = {}
+        self.answers: dict[int, worker_messages.Answer] = {}
 
-    def tell(self, epoch: int, ranks: list[int], word: words.AnyToWorker) -> None:
-        assert isinstance(word, words.Answer)
+    def tell(self, epoch: int, ranks: list[int], word: worker_messages.AnyToWorker) -> None:
+        assert isinstance(word, worker_messages.Answer)
         for rank in ranks:
             self.answers[rank] = word
 
 
-def barrier(turn: int) -> words.Ask:
-    return words.Ask(seq=turn, what="barrier", body=b"", turn=turn)
+def barrier(turn: int) -> worker_messages.Question:
+    return worker_messages.Question(seq=turn, what="barrier", body=b"", turn=turn)
 
 
 def collectives_of(*ranks: int, returned: tuple[int, ...] = ()) -> tuple[Collectives, Heard]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from everstep import MemoryConfig
 from everstep.driver.states import SnapshotCadence
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 
 class Training:
@@ -18,8 +18,8 @@ class Training:
         self.step_s, self.copy_s = step_s, copy_s
         self.now, self.index, self.stalled = 0.0, 0, 0.0
 
-    def _propose(self, value: words.AnyValue) -> None:
-        assert isinstance(value, words.SnapshotEvery)
+    def _propose(self, value: worker_messages.AnyValue) -> None:
+        assert isinstance(value, worker_messages.SnapshotEvery)
         self.every = value.reports
         self.proposed.append(value.reports)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from everstep.driver.streams import Summary, WorkerStream
-from everstep.protocol import framing, words
+from everstep.protocol import framing, worker_messages
 from everstep.saved.reports import Part
 from everstep.topology.placement import Assignment
 
@@ -14,15 +14,15 @@ HERE = Assignment(0, "host", 0, 1, 0, 1, 1, "slice", 0, 1, 0, 1, 0, 1)
 RAW = msgspec.Raw(msgspec.msgpack.encode({"x": 1}))
 
 
-def plain(index: int) -> words.Report:
-    return words.Report(index, RAW)
+def plain(index: int) -> worker_messages.Report:
+    return worker_messages.Report(index, RAW)
 
 
-def saving(index: int) -> words.Report:
-    return words.Report(index, RAW, Part(index, f"c{index}"))
+def saving(index: int) -> worker_messages.Report:
+    return worker_messages.Report(index, RAW, Part(index, f"c{index}"))
 
 
-def hear(stream: WorkerStream, *said: words.AnyFromWorker) -> int:
+def hear(stream: WorkerStream, *said: worker_messages.AnyFromWorker) -> int:
     data = b"".join(framing.frame(word) for word in said)
     assert len(list(stream.feed(data))) == len(said)
     return len(data)
@@ -37,10 +37,10 @@ def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> N
     stream = WorkerStream(HERE, 0)
     size = hear(
         stream,
-        words.Hello(1),
-        words.Joined(),
+        worker_messages.Hello(1),
+        worker_messages.Joined(),
         plain(1),
-        words.Ask(1, "newest"),
+        worker_messages.Question(1, "newest"),
         plain(2),
     )
     stream.settle(set(), set())
@@ -50,18 +50,18 @@ def test_plain_reports_and_answered_questions_are_acknowledged_to_the_end() -> N
 
 def test_a_later_driver_knows_that_a_snapshot_is_still_being_taken() -> None:
     stream = WorkerStream(HERE, 0)
-    size = hear(stream, words.Joined(), words.Report(1, RAW, taking=True))
+    size = hear(stream, worker_messages.Joined(), worker_messages.Report(1, RAW, taking=True))
     offset, summary = state(stream.acknowledgement())
     assert (offset, summary) == (size, Summary(True, 1, 0, taking=1))
     later = WorkerStream(HERE, 0, offset, msgspec.msgpack.encode(summary))
     assert later.taking == 1
-    hear(later, words.SnapshotTaken(1, 0.0, 0.0))
+    hear(later, worker_messages.SnapshotTaken(1, 0.0, 0.0))
     assert state(later.acknowledgement())[1] == Summary(True, 1, 0)
 
 
 def test_a_checkpoint_that_is_awaited_holds_back_what_follows_it() -> None:
     stream = WorkerStream(HERE, 0)
-    before = hear(stream, words.Joined(), plain(1))
+    before = hear(stream, worker_messages.Joined(), plain(1))
     after = hear(stream, saving(2), plain(3))
     stream.settle({2}, set())
     assert state(stream.acknowledgement()) == (before, Summary(True, 1, 0))
@@ -85,16 +85,18 @@ def test_a_later_driver_knows_which_checkpoints_are_committed_or_given_up() -> N
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_question_is_heard_again_until_it_is_answered(turn: int) -> None:
     stream = WorkerStream(HERE, 0)
-    before = hear(stream, words.Joined())
-    after = hear(stream, words.Ask(1, "any", b"", turn), plain(1))
+    before = hear(stream, worker_messages.Joined())
+    after = hear(stream, worker_messages.Question(1, "any", b"", turn), plain(1))
     stream.settle(set(), {1})
     assert state(stream.acknowledgement())[0] == before
     stream.settle(set(), set())
     assert state(stream.acknowledgement()) == (before + after, Summary(True, 1, turn))
 
 
-@pytest.mark.parametrize("last", [words.Returned(None), words.Raised("m", "t", False, 0.0, True)])
-def test_a_workers_last_word_is_never_acknowledged(last: words.AnyFromWorker) -> None:
+@pytest.mark.parametrize(
+    "last", [worker_messages.Returned(None), worker_messages.Raised("m", "t", False, 0.0, True)]
+)
+def test_a_workers_last_word_is_never_acknowledged(last: worker_messages.AnyFromWorker) -> None:
     stream = WorkerStream(HERE, 0)
     before = hear(stream, plain(1))
     hear(stream, last)
@@ -106,7 +108,7 @@ def test_a_workers_last_word_is_never_acknowledged(last: words.AnyFromWorker) ->
 
 def test_a_later_driver_goes_on_where_the_state_says() -> None:
     first = WorkerStream(HERE, 0)
-    hear(first, words.Joined(), plain(1), plain(2))
+    hear(first, worker_messages.Joined(), plain(1), plain(2))
     first.settle(set(), set())
     acknowledged = first.acknowledgement()
     assert acknowledged is not None

@@ -15,7 +15,7 @@ from everstep.driver.workers import Workers
 from everstep.identity import WorkerId
 from everstep.journal.history import History
 from everstep.process.clock import MachineClock
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.saved.reports import Part
 from everstep.topology.placement import Assignment
 
@@ -55,9 +55,9 @@ def test_what_was_committed_or_given_up_is_not_committed_again_though_the_journa
     }
     workers.adopt(streams, {0: 10, 1: 11}, 1)
     again = [
-        words.Report(2, RAW, owed=True),
-        words.Report(3, RAW, Part(3, "c3")),
-        words.PartDone(Part(2, "c2")),
+        worker_messages.Report(2, RAW, owed=True),
+        worker_messages.Report(3, RAW, Part(3, "c3")),
+        worker_messages.PartDone(Part(2, "c2")),
     ]
     FromWorkers(cast(Any, run), workers).heard(
         wire.FromWorker(1, 0, 0, 0, b"".join(framing.frame(word) for word in again))

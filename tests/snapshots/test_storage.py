@@ -13,7 +13,7 @@ import pytest
 
 from everstep import ConfigError, RunConfig, ScalingConfig, WorkerGroupError
 from everstep.driver.states import StatesDue
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 from everstep.torch import TorchTrainer
 from noted import notes
 from processes import wait_for
@@ -86,7 +86,7 @@ def test_the_agent_writes_a_state_to_storage_while_its_worker_stands_still(world
 
 
 def test_a_state_is_due_again_if_a_restart_came_before_it_was_written() -> None:
-    turns: list[words.AnyValue] = []
+    turns: list[worker_messages.AnyValue] = []
     states = StatesDue(10.0, turns.append)
     states.restart(0.0)
     for now in (9.0, 10.0, 12.0):

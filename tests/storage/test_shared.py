@@ -19,9 +19,9 @@ from everstep.testing import LocalCluster
 def test_a_host_that_sees_the_marker_is_content(tmp_path: Path) -> None:
     run = open_store(tmp_path / "run")
     first = shared.leave_marker(run, 1)
-    shared.look_for_marker(run, first)
+    shared.find_marker(run, first)
     second = shared.leave_marker(run, 12)
-    shared.look_for_marker(run, second)
+    shared.find_marker(run, second)
     assert not run.exists(first), "one is enough"
 
 
@@ -29,7 +29,7 @@ def test_a_driver_that_was_replaced_before_it_left_its_marker_removes_nobody_els
     run = open_store(tmp_path / "run")
     owner = shared.leave_marker(run, 12)
     shared.leave_marker(run, 1)
-    shared.look_for_marker(run, owner)
+    shared.find_marker(run, owner)
 
 
 def test_a_folder_that_is_another_one_here_is_refused(
@@ -38,7 +38,7 @@ def test_a_folder_that_is_another_one_here_is_refused(
     monkeypatch.setattr(shared, "_PATIENCE_S", 0.0)
     marker = shared.leave_marker(open_store(tmp_path / "driver's"), 1)
     with pytest.raises(StorageAccessError, match="host's.*all hosts share"):
-        shared.look_for_marker(open_store(tmp_path / "host's"), marker)
+        shared.find_marker(open_store(tmp_path / "host's"), marker)
 
 
 class ElsewhereOnOneHost(LocalEngine):

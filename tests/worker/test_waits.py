@@ -21,7 +21,7 @@ from everstep.process import kernel
 from everstep.process.current import session_here
 from everstep.protocol import stacks
 from everstep.protocol.progress import Seen, page_of
-from everstep.protocol.words import WantCheckpoint
+from everstep.protocol.worker_messages import WantCheckpoint
 from everstep.worker.uploads import MAX_UNCOMMITTED
 from processes import wait_for
 

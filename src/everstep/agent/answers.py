@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from everstep.errors import CollectiveError
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 
 @dataclass(frozen=True)
 class OpenQuestion:
     seq: int
-    box: queue.SimpleQueue[words.Answer] = field(default_factory=queue.SimpleQueue)
+    box: queue.SimpleQueue[worker_messages.Answer] = field(default_factory=queue.SimpleQueue)
 
     def wait(self, what: str, timeout_s: float | None) -> bytes:
         """The answer. Raises ``TimeoutError`` if there is none in time, and what it says went wrong."""
@@ -45,7 +45,7 @@ class Answers:
         finally:
             self._open.pop(question.seq, None)
 
-    def put(self, answer: words.Answer) -> None:
+    def put(self, answer: worker_messages.Answer) -> None:
         question = self._open.get(answer.seq)
         if question is not None:  # else nobody waits for it any more
             question.box.put(answer)

@@ -26,7 +26,7 @@ from everstep.agent.workers import HostWorkers
 from everstep.errors import StorageAccessError
 from everstep.failures import Kind
 from everstep.process import kernel
-from everstep.protocol import wire, words
+from everstep.protocol import wire, worker_messages
 from everstep.torchft.on_host import HostLighthouse
 
 READY = "ready"
@@ -127,7 +127,7 @@ class Agent:
                 self._workers.memory.keep_copies(message.kept)
             case wire.Stop():
                 self._stops.stop(message)
-            case wire.Tell():
+            case wire.ToWorkers():
                 self._workers.send_to(message.epoch, message.ranks, message.body)
             case wire.Acknowledge():
                 self._workers.acknowledged(message)
@@ -169,7 +169,7 @@ class Agent:
         self._holder.attach(connection)
         self._send_status()
         if message.lease > held.lease > 0:
-            self._workers.send_to_all(words.Undriven(False))
+            self._workers.send_to_all(worker_messages.Undriven(False))
             self._preparation.repeat_failure()
             self._workers.hand_over(connection, self._lighthouse.where)
         self._workers.adjust()
@@ -181,7 +181,7 @@ class Agent:
             self._holder.attach(None)
             # Its driver died: the workers train on for a while, in case another one claims them.
             self._workers.adjust()
-            self._workers.send_to_all(words.Undriven(True))
+            self._workers.send_to_all(worker_messages.Undriven(True))
             self._orphan_timer = asyncio.get_running_loop().call_later(self._holding.orphan_s, self._unclaim)
 
     def keeps_up(self, connection: Connection, does: bool) -> None:

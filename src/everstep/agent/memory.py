@@ -18,7 +18,7 @@ import msgspec
 
 from everstep.process import kernel
 from everstep.process.sizes import in_units
-from everstep.protocol import memory_words
+from everstep.protocol import memory_messages
 from everstep.saved.snapshots import At, Copy
 from everstep.snapshots.segments import FileContent, Label, Segment, Slot
 from everstep.storage.checkpoints import Share
@@ -184,25 +184,25 @@ class MemoryLine:
         except ConnectionError:
             packet = b""
         if packet:
-            self._requested(memory_words.memory_request.decode(packet), list(fds))
+            self._requested(memory_messages.memory_request.decode(packet), list(fds))
         else:
             asyncio.get_running_loop().remove_reader(self._sock)
 
-    def _requested(self, request: memory_words.AnyRequest, fds: list[int]) -> None:
+    def _requested(self, request: memory_messages.AnyRequest, fds: list[int]) -> None:
         match request:
-            case memory_words.NewSlots():
+            case memory_messages.NewSlots():
                 self._peers.restored()
                 size = request.count * sum(request.sizes.values())
                 refused = "" if request.needed else shortage(size, self._memory, self._fraction)
                 count = 0 if refused else request.count
                 self._answer([self._memory.make(self._rank, request.sizes) for _ in range(count)], refused)
-            case memory_words.OldSlots():
+            case memory_messages.OldSlots():
                 self._answer(sorted(self._memory.of(self._rank)))
-            case memory_words.FindSlot():
+            case memory_messages.FindSlot():
                 self._peers.find(request.rank, request.at, request.files, self._found)
-            case memory_words.DropSlot():
+            case memory_messages.DropSlot():
                 self._memory.drop(self._rank, request.number)
-            case memory_words.StoreSlot():
+            case memory_messages.StoreSlot():
                 sent = Segment(fds[0])
                 share = msgspec.msgpack.decode(sent.map(), type=Share)
                 sent.close()
@@ -211,22 +211,22 @@ class MemoryLine:
     def _answer(self, numbers: list[int], refused: str = "") -> None:
         mine = self._memory.of(self._rank)
         storing = [number for number in numbers if self._memory.is_read(mine[number])]
-        body = memory_words.Slots(
+        body = memory_messages.Slots(
             [(number, sorted(mine[number].files)) for number in numbers], storing, refused
         )
         self._send(body, [fd for number in numbers for fd in mine[number].fds])
 
     def _found(self, slot: Slot | None, why_not: str) -> None:
         if slot is None:
-            self._send(memory_words.Slots([], [], why_not), [])
+            self._send(memory_messages.Slots([], [], why_not), [])
         else:
-            self._send(memory_words.Slots([(0, sorted(slot.files))]), slot.fds)
+            self._send(memory_messages.Slots([(0, sorted(slot.files))]), slot.fds)
 
     def stored(self, number: int) -> None:
         """It has been written to storage, or can't be."""
-        self._send(memory_words.Stored(number), [])
+        self._send(memory_messages.Stored(number), [])
 
-    def _send(self, body: memory_words.MemoryAnswer, fds: list[int]) -> None:
+    def _send(self, body: memory_messages.MemoryAnswer, fds: list[int]) -> None:
         try:
             socket.send_fds(self._sock, [msgspec.msgpack.encode(body)], fds)
         except OSError:
@@ -264,24 +264,24 @@ class WorkersMemory:
         """Why there is no more of it."""
 
     def old_slots(self) -> list[tuple[int, Slot]]:
-        return self._request(memory_words.OldSlots())
+        return self._request(memory_messages.OldSlots())
 
     def new_slots(self, sizes: dict[str, int], count: int, *, needed: bool) -> list[tuple[int, Slot]]:
-        return self._request(memory_words.NewSlots(sizes, count, needed))
+        return self._request(memory_messages.NewSlots(sizes, count, needed))
 
     def find(self, at: At, rank: int, files: Sequence[str]) -> Slot | None:
-        found = self._request(memory_words.FindSlot(rank, at, list(files)))
+        found = self._request(memory_messages.FindSlot(rank, at, list(files)))
         return found[0][1] if found else None
 
     def drop(self, number: int) -> None:
-        self._sock.send(msgspec.msgpack.encode(memory_words.DropSlot(number)))
+        self._sock.send(msgspec.msgpack.encode(memory_messages.DropSlot(number)))
 
     def store(self, number: int, share: Share, *, held: bool) -> None:
         text = msgspec.msgpack.encode(share)
         request = Segment.create("share", len(text))
         request.map()[:] = text
         socket.send_fds(
-            self._sock, [msgspec.msgpack.encode(memory_words.StoreSlot(number, held))], [request.fd]
+            self._sock, [msgspec.msgpack.encode(memory_messages.StoreSlot(number, held))], [request.fd]
         )
         request.close()
         self._storing[number] += 1
@@ -300,20 +300,20 @@ class WorkersMemory:
         if self._storing:
             self._receive()
 
-    def _receive(self) -> memory_words.Slots | memory_words.Stored:
+    def _receive(self) -> memory_messages.Slots | memory_messages.Stored:
         """The agent's next message."""
         packet, fds, _, _ = socket.recv_fds(self._sock, 1 << 20, 250)
         self._fds = list(fds)
-        answer: memory_words.Slots | memory_words.Stored = memory_words.memory_answer.decode(packet)
-        if isinstance(answer, memory_words.Stored):
+        answer: memory_messages.Slots | memory_messages.Stored = memory_messages.memory_answer.decode(packet)
+        if isinstance(answer, memory_messages.Stored):
             self._storing[answer.number] -= 1
             self._storing = +self._storing
         return answer
 
-    def _request(self, request: memory_words.MemoryRequest) -> list[tuple[int, Slot]]:
+    def _request(self, request: memory_messages.MemoryRequest) -> list[tuple[int, Slot]]:
         self._sock.send(msgspec.msgpack.encode(request))
         answer = self._receive()
-        while not isinstance(answer, memory_words.Slots):
+        while not isinstance(answer, memory_messages.Slots):
             answer = self._receive()
         self.refused = answer.refused
         self._storing.update(answer.storing)

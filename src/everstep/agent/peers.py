@@ -16,8 +16,8 @@ from typing import Any
 from everstep.agent.drivers import Holder
 from everstep.agent.memory import Memory, shortage
 from everstep.agent.sockets import PEER_SOCKET, RELAY_SOCKET
-from everstep.protocol import framing, peer_words, wire
-from everstep.protocol.peer_words import CHUNK, Data, PeerAddress, Read
+from everstep.protocol import framing, peer_messages, wire
+from everstep.protocol.peer_messages import CHUNK, Data, PeerAddress, Read
 from everstep.saved.snapshots import At
 from everstep.snapshots.segments import FileContent, Segment, Slot, SlotRecord
 
@@ -49,7 +49,7 @@ class PeerLine:
         async with asyncio.timeout(_ANSWER_S):
             self._writer.write(framing.frame(request))
             await self._writer.drain()
-            answer: Data = peer_words.data.decode(await read_frame(self._reader))
+            answer: Data = peer_messages.data.decode(await read_frame(self._reader))
         if answer.missing:
             raise MissingError(answer.missing)
         return answer.data
@@ -103,7 +103,7 @@ class Peers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                request = peer_words.read.decode(await read_frame(reader))
+                request = peer_messages.read.decode(await read_frame(reader))
                 writer.write(framing.frame(self._answer(request)))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -16,7 +16,7 @@ from everstep.agent.spawner import Recipe, TemplateProcess
 from everstep.errors import signal_name
 from everstep.failures import Kind
 from everstep.process import kernel
-from everstep.protocol import template_words, wire
+from everstep.protocol import template_messages, wire
 from everstep.storage.schemes import BUCKETS
 
 _STORAGE_VARIABLES = tuple(scheme.environment for scheme in BUCKETS.values())
@@ -27,10 +27,10 @@ class Preparation:
     """The template, and what is known of it. ``on_message`` is called with its messages about workers."""
 
     def __init__(
-        self, folder: Path, holder: Holder, on_message: Callable[[template_words.AnyWord], None]
+        self, folder: Path, holder: Holder, on_message: Callable[[template_messages.AnyMessage], None]
     ) -> None:
         self.template: TemplateProcess | None = None
-        self.loaded: template_words.Loaded | None = None
+        self.loaded: template_messages.Loaded | None = None
         self._folder = folder
         self._holder = holder
         self._on_message = on_message
@@ -55,7 +55,7 @@ class Preparation:
         # Where frameworks may keep what they compiled: this machine's, and gone with its last host.
         cache = self._folder.parent / "cache"
         cache.mkdir(mode=0o700, exist_ok=True)
-        load = template_words.Load(
+        load = template_messages.Load(
             message.code,
             message.config,
             message.python_path,
@@ -83,26 +83,26 @@ class Preparation:
         load = msgspec.structs.replace(recipe.load, may_fork=False)
         return TemplateProcess(Recipe(load, recipe.env, recipe.cwd), self._on_template_message)
 
-    def _on_template_message(self, template: TemplateProcess, word: template_words.AnyWord) -> None:
-        match word:
-            case template_words.Loaded():
+    def _on_template_message(self, template: TemplateProcess, message: template_messages.AnyMessage) -> None:
+        match message:
+            case template_messages.Loaded():
                 if template is self.template:
-                    self.loaded = word
+                    self.loaded = message
                     self._check_prepared()
-            case template_words.LoadFailed():
-                self._holder.send(wire.Unprepared(Kind.LOAD, word.message, word.traceback))
+            case template_messages.LoadFailed():
+                self._holder.send(wire.Unprepared(Kind.LOAD, message.message, message.traceback))
             case _:
-                self._on_message(word)
+                self._on_message(message)
 
     def _check_storage(self, message: wire.Prepare) -> None:
         from everstep.errors import StorageAccessError, StorageError
-        from everstep.storage.shared import look_for_marker
+        from everstep.storage.shared import find_marker
         from everstep.storage.store import open_store
 
         refusal: wire.Unprepared | None = None
         try:
             run = open_store(message.run_folder, message.storage_options, message.storage_limits)
-            look_for_marker(run, message.marker)
+            find_marker(run, message.marker)
         except (StorageError, OSError) as error:
             kind = Kind.STORAGE if isinstance(error, StorageAccessError) else Kind.START
             refusal = wire.Unprepared(kind, str(error), "")

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from everstep.agent.outbox import Outbox
 from everstep.process import kernel
-from everstep.protocol import framing, template_words, wire
+from everstep.protocol import framing, template_messages, wire
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What a template is made from. Another recipe needs another template."""
 
-    load: template_words.Load
+    load: template_messages.Load
     env: dict[str, str]
     cwd: str
 
@@ -32,7 +32,7 @@ class TemplateProcess:
     """A template process, as its agent sees it."""
 
     def __init__(
-        self, recipe: Recipe, on_message: Callable[[TemplateProcess, template_words.AnyWord], None]
+        self, recipe: Recipe, on_message: Callable[[TemplateProcess, template_messages.AnyMessage], None]
     ) -> None:
         self.recipe = recipe
         self._on_message = on_message
@@ -63,14 +63,14 @@ class TemplateProcess:
         self, spec: wire.WorkerSpec, sock: int, memory: int, output: tuple[int, int], progress: int
     ) -> None:
         """Start a worker with these descriptors, which are ours no longer."""
-        self._outbox.put(framing.frame(template_words.Fork(spec)), fds=(sock, memory, *output, progress))
+        self._outbox.put(framing.frame(template_messages.Fork(spec)), fds=(sock, memory, *output, progress))
 
     def end(self, pid: int, sig: int) -> None:
         """Signal a worker. The template does it: it knows whether the worker has ended by itself already."""
         if self._closed:
             kernel.send_signal(pid, sig)
         else:
-            self._outbox.put(framing.frame(template_words.End(pid, sig)))
+            self._outbox.put(framing.frame(template_messages.End(pid, sig)))
 
     def _read(self) -> None:
         try:
@@ -83,14 +83,14 @@ class TemplateProcess:
             asyncio.get_running_loop().remove_reader(self._sock)
             return
         for body in self._frames.feed(data):
-            self._on_message(self, template_words.word.decode(body))
+            self._on_message(self, template_messages.message.decode(body))
 
     def drain(self) -> None:
         """Read what it sent before it died."""
         try:
             while data := self._sock.recv(1 << 16):
                 for body in self._frames.feed(data):
-                    self._on_message(self, template_words.word.decode(body))
+                    self._on_message(self, template_messages.message.decode(body))
         except (BlockingIOError, ConnectionError):
             pass
 

@@ -26,7 +26,7 @@ import cloudpickle
 from everstep.agent import threads
 from everstep.backend.base import packages_of
 from everstep.process import kernel
-from everstep.protocol import framing, template_words, wire
+from everstep.protocol import framing, template_messages, wire
 from everstep.protocol.script import set_up_logging
 
 _FDS_PER_FORK = 5
@@ -76,17 +76,17 @@ class Template:
         if not data:
             self._agent_died()
         for body in self._frames.feed(data):
-            match template_words.order.decode(body):
-                case template_words.Load() as load:
+            match template_messages.order.decode(body):
+                case template_messages.Load() as load:
                     self._load(load)
-                case template_words.Fork() as fork:
+                case template_messages.Fork() as fork:
                     self._fork(fork.spec)
-                case template_words.End() as end:
+                case template_messages.End() as end:
                     self._end(end)
 
-    def _send(self, word: template_words.AnyWord) -> None:
+    def _send(self, message: template_messages.AnyMessage) -> None:
         try:
-            self._sock.sendall(framing.frame(word))
+            self._sock.sendall(framing.frame(message))
         except (BrokenPipeError, ConnectionError):
             self._agent_died()
 
@@ -98,7 +98,7 @@ class Template:
 
     # ------------------------------------------------------------------ loading
 
-    def _load(self, load: template_words.Load) -> None:
+    def _load(self, load: template_messages.Load) -> None:
         began = time.monotonic()
         # Imports make millions of objects that stay: collecting garbage among them is a fifth of the time.
         gc.disable()
@@ -116,7 +116,7 @@ class Template:
             set_up_logging(load.script)
         except BaseException as error:  # whatever the user's module raises when it is imported
             self._send(
-                template_words.LoadFailed(framing.described(error), framing.clip(traceback.format_exc()))
+                template_messages.LoadFailed(framing.described(error), framing.clip(traceback.format_exc()))
             )
             return
         self._loaded = (function, load.config, backend)
@@ -125,7 +125,7 @@ class Template:
             why_not = self._probe(load.probe_s)
         gc.freeze()
         gc.enable()
-        self._send(template_words.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
+        self._send(template_messages.Loaded(load.may_fork and not why_not, why_not, time.monotonic() - began))
 
     def _probe(self, deadline_s: float) -> str:
         """Whether a fork of this process can run one operation. Returns why not, or nothing."""
@@ -182,7 +182,7 @@ class Template:
         fds = tuple(self._fds[:_FDS_PER_FORK])
         del self._fds[:_FDS_PER_FORK]
         if not self._may_fork:
-            self._send(template_words.Forked(spec.member.rank, spec.epoch, os.getpid()))
+            self._send(template_messages.Forked(spec.member.rank, spec.epoch, os.getpid()))
             self._become(spec, fds, parent=self._agent)
         pid = self._os_fork()
         if pid == 0:
@@ -190,7 +190,7 @@ class Template:
         for fd in fds:
             os.close(fd)
         self._children[pid] = False
-        self._send(template_words.Forked(spec.member.rank, spec.epoch, pid))
+        self._send(template_messages.Forked(spec.member.rank, spec.epoch, pid))
 
     def _become(self, spec: wire.WorkerSpec, fds: tuple[int, ...], parent: int) -> NoReturn:
         from everstep.agent.worker import work
@@ -209,7 +209,7 @@ class Template:
         finally:
             os._exit(code)
 
-    def _end(self, end: template_words.End) -> None:
+    def _end(self, end: template_messages.End) -> None:
         if end.pid not in self._children:
             return
         # If it has already ended by itself, or is about to, that is what its status must say.
@@ -227,7 +227,9 @@ class Template:
             if pid == 0:
                 return
             if pid in self._children:
-                self._send(template_words.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid)))
+                self._send(
+                    template_messages.Ended(pid, status, usage.ru_maxrss * 1024, self._children.pop(pid))
+                )
 
 
 def _import_all(names: list[str]) -> dict[str, ImportError]:

@@ -198,7 +198,7 @@ class Watch:
     async def _examine(self, message: wire.Examine) -> None:
         workers = [w for w in self._workers.running() if w.spec.epoch == message.epoch]
         found = await asyncio.gather(*(find(worker) for worker in workers))
-        self._holder.send(wire.Examined(message.epoch, message.look, list(found)))
+        self._holder.send(wire.Examined(message.epoch, message.check, list(found)))
 
 
 async def find(worker: WorkerProcess) -> Finding:

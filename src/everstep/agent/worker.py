@@ -25,7 +25,7 @@ from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeE
 from everstep.health.vitals import Stage
 from everstep.process import kernel
 from everstep.process.current import enter
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.protocol.progress import Page, Progress
 from everstep.worker import session as sessions
 
@@ -44,7 +44,7 @@ class SocketLink:
         self.turn = 0
         """How many collectives of the control plane there were."""
         self._answers = Answers()
-        self.rendezvous: queue.SimpleQueue[words.Rendezvous] = queue.SimpleQueue()
+        self.rendezvous: queue.SimpleQueue[worker_messages.Rendezvous] = queue.SimpleQueue()
         self.session: sessions.Session | None = None
 
     def send(self, frame: bytes) -> None:
@@ -63,7 +63,7 @@ class SocketLink:
                 turn = 0
                 if what in COLLECTIVES:
                     turn = self.turn = self.turn + 1
-                self._send(framing.frame(words.Ask(question.seq, what, body, turn)))
+                self._send(framing.frame(worker_messages.Question(question.seq, what, body, turn)))
             return question.wait(what, timeout_s)
 
     def listen(self) -> None:
@@ -77,28 +77,28 @@ class SocketLink:
             if not data:
                 _await_the_end()
             for body in frames.feed(data):
-                self._heard(words.to_worker.decode(body))
+                self._heard(worker_messages.to_worker.decode(body))
 
-    def _heard(self, message: words.AnyToWorker) -> None:
+    def _heard(self, message: worker_messages.AnyToWorker) -> None:
         match message:
-            case words.Rendezvous():
+            case worker_messages.Rendezvous():
                 self.rendezvous.put(message)
-            case words.Answer():
+            case worker_messages.Answer():
                 self._answers.put(message)
-            case words.CommitTold():
+            case worker_messages.CheckpointSettled():
                 if self.session is not None:
                     self.session.committed(message.index)
-            case words.Kept():
+            case worker_messages.Kept():
                 if self.session is not None:
                     self.session.kept(message.kept, message.upto)
-            case words.Propose():
+            case worker_messages.Propose():
                 if self.session is not None:
                     calls = self.session.values.proposed(message.number, message.value)
-                    self.send(framing.frame(words.Counted(message.number, calls)))
-            case words.Agree():
+                    self.send(framing.frame(worker_messages.Counted(message.number, calls)))
+            case worker_messages.Agree():
                 if self.session is not None:
                     self.session.values.agreed(message.number, message.start)
-            case words.Undriven():
+            case worker_messages.Undriven():
                 if self.session is not None:
                     self.session.undriven(message.now)
 
@@ -160,13 +160,13 @@ def work(
     joined = False
     try:
         endpoint = backend.host(member) if member.group_rank == 0 else None
-        link.send(framing.frame(words.Hello(os.getpid(), endpoint)))
+        link.send(framing.frame(worker_messages.Hello(os.getpid(), endpoint)))
         if endpoint is None:
             endpoint = link.rendezvous.get(timeout=spec.start_timeout_s).endpoint
         backend.join(member, endpoint, spec.start_timeout_s)
         joined = True
         progress.keep_ticking(lambda: _collectives(backend, link))
-        link.send(framing.frame(words.Joined()))
+        link.send(framing.frame(worker_messages.Joined()))
         enter(session)
         session.begin()
         arguments, datasets = cloudpickle.loads(config)
@@ -175,7 +175,9 @@ def work(
         session.reporting.finish()
         # The function may have taken SIGTERM for itself; from here on it means that all are done.
         signal.signal(signal.SIGTERM, stopping.handle)
-        link.send(framing.frame(_returned(value) if member.group_rank == 0 else words.Returned(None)))
+        link.send(
+            framing.frame(_returned(value) if member.group_rank == 0 else worker_messages.Returned(None))
+        )
     except SystemExit as error:
         if stopping.asked.is_set():
             return STOPPED
@@ -184,7 +186,7 @@ def work(
             _flush()
             return code
         signal.signal(signal.SIGTERM, stopping.handle)
-        link.send(framing.frame(words.Returned(None)))
+        link.send(framing.frame(worker_messages.Returned(None)))
     except BaseException as error:  # the user's code may raise anything; all of it is told
         at = time.monotonic()
         text = _traceback(error)
@@ -196,7 +198,7 @@ def work(
         message = framing.described(error).split("\n")[0]
         final = isinstance(error, TooLargeError)
         lost = spec.snapshot if isinstance(error, LostSnapshotError) else None
-        raised = words.Raised(
+        raised = worker_messages.Raised(
             message, framing.clip(text), echo, at, joined, _damaged(error, spec), lost, final
         )
         link.send(framing.frame(raised))
@@ -262,18 +264,18 @@ def _damaged(error: BaseException, spec: wire.WorkerSpec) -> str:
     return given if is_it else ""
 
 
-def _returned(value: Any) -> words.Returned:
+def _returned(value: Any) -> worker_messages.Returned:
     """What the function returned, or why that can't be sent. It has returned in any case."""
     if value is None:
-        return words.Returned(None)
+        return worker_messages.Returned(None)
     try:
         data = bytes(cloudpickle.dumps(value))
     except Exception as error:  # cloudpickle raises whatever the object's own code does
-        return words.Returned(None, f"it can't be pickled: {framing.described(error)}")
+        return worker_messages.Returned(None, f"it can't be pickled: {framing.described(error)}")
     if len(data) > framing.MAX_PAYLOAD:
         size, most = framing.as_size(len(data)), framing.as_size(framing.MAX_PAYLOAD)
-        return words.Returned(None, f"it has {size}, and at most {most} can be sent")
-    return words.Returned(data)
+        return worker_messages.Returned(None, f"it has {size}, and at most {most} can be sent")
+    return worker_messages.Returned(data)
 
 
 def _redirect_output(out_fd: int, err_fd: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from everstep.agent.drivers import Connection, Holder
 from everstep.agent.outbox import Outbox
 from everstep.agent.spool import Spool
-from everstep.protocol import wire, words
+from everstep.protocol import wire, worker_messages
 
 _READ = 1 << 18
 _DISK_RETRY_S = 0.5
@@ -101,7 +101,9 @@ class WorkerLine:
 
     def send(self, body: bytes) -> None:
         replaces = ""
-        if self._outbox.waits and isinstance(words.to_worker.decode(body[4:]), words.CommitTold):
+        if self._outbox.waits and isinstance(
+            worker_messages.to_worker.decode(body[4:]), worker_messages.CheckpointSettled
+        ):
             replaces = "committed"  # each of them covers all earlier ones
         self._outbox.put(body, replaces)
 

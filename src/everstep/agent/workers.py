@@ -30,7 +30,7 @@ from everstep.agent.worker_line import WorkerLine
 from everstep.agent.worker_process import WorkerProcess, exited
 from everstep.errors import StorageAccessError
 from everstep.process import kernel
-from everstep.protocol import framing, template_words, wire, words
+from everstep.protocol import framing, template_messages, wire, worker_messages
 from everstep.protocol.progress import Page, shared_memory
 
 
@@ -130,24 +130,24 @@ class HostWorkers:
         self._live[worker.key] = worker
         template.fork(spec, theirs.detach(), asks.detach(), output, os.dup(progress))
 
-    def on_template_message(self, word: template_words.AnyWord) -> None:
-        match word:
-            case template_words.Forked():
-                self._forked(word)
-            case template_words.Ended():
-                worker = next((w for w in self._live.values() if w.pid == word.pid), None)
+    def on_template_message(self, message: template_messages.AnyMessage) -> None:
+        match message:
+            case template_messages.Forked():
+                self._forked(message)
+            case template_messages.Ended():
+                worker = next((w for w in self._live.values() if w.pid == message.pid), None)
                 if worker is not None:
-                    worker.by_us = word.by_us
-                    self._end(worker, word.status, word.peak_rss)
-            case template_words.Loaded() | template_words.LoadFailed():
+                    worker.by_us = message.by_us
+                    self._end(worker, message.status, message.peak_rss)
+            case template_messages.Loaded() | template_messages.LoadFailed():
                 raise AssertionError("what a template has loaded is the preparation's business")
 
-    def _forked(self, word: template_words.Forked) -> None:
-        worker = self._live.get((word.epoch, word.rank))
+    def _forked(self, message: template_messages.Forked) -> None:
+        worker = self._live.get((message.epoch, message.rank))
         if worker is None:
             return
-        worker.pid = word.pid
-        self._holder.send(wire.Spawned(word.epoch, worker.spec.generation, word.rank, word.pid))
+        worker.pid = message.pid
+        self._holder.send(wire.Spawned(message.epoch, worker.spec.generation, message.rank, message.pid))
         if worker.stop_signal:
             self.signal(worker, worker.stop_signal)
 
@@ -159,7 +159,7 @@ class HostWorkers:
             if worker is not None:
                 worker.line.send(body)
 
-    def send_to_all(self, message: words.Undriven) -> None:
+    def send_to_all(self, message: worker_messages.Undriven) -> None:
         body = framing.frame(message)
         for worker in list(self._live.values()):
             worker.line.send(body)

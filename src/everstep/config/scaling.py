@@ -65,8 +65,8 @@ class ScalingConfig:
     elastic_resize_monitor_interval_s: float = 60.0
     """An elastic run grows no more often than this."""
     replica_group_size: int | None = None
-    """Workers that together hold one copy of the model, and need nobody else to train: when some such groups
-    fail, only they are replaced. ``None``: all of them are one.
+    """Workers that together hold one copy of the model, and need no other workers to train: when some such
+    groups fail, only they are replaced. ``None``: all of them are one.
     """
     slice_label: str | None = None
     """The host label whose value says which hosts make one slice (an NVLink domain, for example)."""

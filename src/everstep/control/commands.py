@@ -165,7 +165,7 @@ class ExamineWorkers(Command, frozen=True):
 
     host: HostId
     epoch: int
-    look: int
+    check: int
 
 
 class KeepStacks(Command, frozen=True):

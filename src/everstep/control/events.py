@@ -221,7 +221,7 @@ class WorkersExamined(Event, frozen=True, kw_only=True):
 
     host: HostId
     epoch: int
-    look: int
+    check: int
     found: tuple[Finding, ...]
 
 

@@ -150,7 +150,7 @@ def _check(run: Run, group: Group, rank: int) -> None:
 
 def examined(run: Run, event: e.WorkersExamined) -> None:
     for check in list(run.hangs.checks.values()):
-        if check.key == event.look and event.host in check.awaited:
+        if check.key == event.check and event.host in check.awaited:
             check.awaited.discard(event.host)
             check.found += event.found
             if not check.awaited:

@@ -9,7 +9,7 @@ from everstep.errors import ConfigError
 
 
 def index_of(value: object) -> int | None:
-    """The whole number that a value is, of whatever type. Truth values are none."""
+    """The whole number that a value is, of any type. Truth values are none."""
     if isinstance(value, bool):
         return None
     try:

@@ -5,7 +5,7 @@ over pairs ``(high, low)`` whose product is just above the length, and which wal
 takes the same time and memory for ten samples as for 10⁹. NumPy is used for more than a few indices at once
 where it is installed; without it the same numbers come out, more slowly.
 
-``folded`` makes seeds from the same parts, for whatever should be random in a sample.
+``folded`` makes seeds from the same parts, for random changes of a sample.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_FACTOR = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR = 0x94D049BB133111EB
 
 _FEW = 24
-"""Up to so many indices, plain Python is quicker than NumPy."""
+"""Up to this number of indices, plain Python is quicker than NumPy."""
 
 
 def keys_of(count: int, *parts: object) -> tuple[int, ...]:

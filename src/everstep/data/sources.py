@@ -1,8 +1,8 @@
 """Sources whose samples are asked for by number: ``len(source)`` and ``source[i]``.
 
 That is the protocol of torch's map-style data sets, of Hugging Face data sets, of Grain's data sources, of
-arrays and of lists. What is a source, how it is told from another one, how its samples are loaded and put
-into a batch, is here. Sources that are read in sequence are in ``sequence``.
+arrays and of lists. Here are the checks of a source, its identity, and how its samples are loaded and put
+into a batch. Sources that are read in sequence are in ``sequence``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _too_long(length: str) -> ConfigError:
 
 
 def identity_of(source: object, name: str | None) -> str:
-    """A short text that differs where sources do, as far as can be told without reading them."""
+    """A short text that differs where sources do, as far as is known without reading them."""
     kind = type(source).__name__[:20]
     if name is not None:
         kind, identity = name[:20], name

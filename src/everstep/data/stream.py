@@ -1,4 +1,4 @@
-"""``Stream``: the samples of a source in one order, in steps of one size, whatever happens to the ranks.
+"""``Stream``: the samples of a source in one order, in steps of one size, on any number of ranks.
 
 It has a place, which moves when a step is finished and is saved with the training state. What is loaded ahead
 of it, by whom and on how many ranks doesn't move it.
@@ -186,7 +186,7 @@ class Stream:
         for plan in timed(plans):
             step = Step(plan, loaded(plan), lambda plan=plan: self._finish(turn, plan))  # type: ignore[misc]
             yield step
-            step.close()  # whoever asks for the next one is done with it
+            step.close()  # the next one has been asked for
 
     def _finish(self, turn: int, plan: StepPlan) -> None:
         if turn != self._turn:

@@ -17,7 +17,7 @@ from everstep.driver.timers import Timers
 from everstep.driver.workers import Workers
 from everstep.errors import StorageError
 from everstep.journal import records
-from everstep.protocol import wire, words
+from everstep.protocol import wire, worker_messages
 from everstep.torchft.placement import LighthousePlacement
 
 
@@ -62,7 +62,7 @@ class CarryOut:
             case c.CopySnapshot():
                 engine.send(command.to, self._run.job.copy_slot(command, self._run.precedence, engine))
             case c.ExamineWorkers():
-                engine.send(command.host, wire.Examine(self._run.precedence, command.epoch, command.look))
+                engine.send(command.host, wire.Examine(self._run.precedence, command.epoch, command.check))
             case c.KeepStacks():
                 self._run.keep_file(command.name, stacks_page(command).encode(), "stacks of workers")
             case c.AskCheckpoint():
@@ -89,7 +89,9 @@ class CarryOut:
         self._run.spawn(self._start_once_recorded(command, specs))
 
     def _keep_snapshot(self, command: c.KeepSnapshot) -> None:
-        self._workers.tell(command.epoch, list(command.ranks), words.Kept(command.kept, command.upto))
+        self._workers.tell(
+            command.epoch, list(command.ranks), worker_messages.Kept(command.kept, command.upto)
+        )
         for host in command.hosts:
             self._run.engine.send(host, wire.KeepSlots(self._run.precedence, command.kept))
 

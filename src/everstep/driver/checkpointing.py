@@ -15,7 +15,7 @@ from everstep.driver.validations import Validations
 from everstep.driver.workers import Workers
 from everstep.identity import Incarnation
 from everstep.journal import records
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 
 class Checkpointing:
@@ -72,7 +72,9 @@ class Checkpointing:
         if self._run.controller.phase is Phase.RUNNING:
             # Else its ranks are being ended, and stay where they are until then.
             ranks = [rank for rank, _ in ready.parts]
-            self._workers.tell(command.epoch, ranks, words.CommitTold(ready.folder, ready.index))
+            self._workers.tell(
+                command.epoch, ranks, worker_messages.CheckpointSettled(ready.folder, ready.index)
+            )
 
     def _validated(self, folder: str, status: ReportedCheckpointStatus, metrics: msgspec.Raw) -> None:
         self.commits.validated(records.Validated(self._run.clock.now(), folder, status.value, metrics))

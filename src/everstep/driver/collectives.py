@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 from everstep.wording import named
 
 
@@ -15,14 +15,14 @@ class Collectives:
     one.
     """
 
-    def __init__(self, tell: Callable[[int, list[int], words.AnyToWorker], None]) -> None:
+    def __init__(self, tell: Callable[[int, list[int], worker_messages.AnyToWorker], None]) -> None:
         self._tell = tell
         self._ranks: set[int] = set()
         self._returned: set[int] = set()
         self._epoch = 0
         self._over = 0
         self._broken = ""
-        self._waiting: dict[int, dict[int, words.Ask]] = {}
+        self._waiting: dict[int, dict[int, worker_messages.Question]] = {}
 
     def restart(
         self, ranks: set[int], epoch: int, over: int = 0, returned: Collection[int] = frozenset()
@@ -41,9 +41,9 @@ class Collectives:
         """The numbers of this rank's questions that are still to be answered."""
         return {asked[rank].seq for asked in self._waiting.values() if rank in asked}
 
-    def ask(self, rank: int, ask: words.Ask) -> None:
+    def ask(self, rank: int, ask: worker_messages.Question) -> None:
         if self._broken:
-            self._tell(self._epoch, [rank], words.Answer(ask.seq, b"", self._broken))
+            self._tell(self._epoch, [rank], worker_messages.Answer(ask.seq, b"", self._broken))
             return
         if ask.turn <= self._over:
             return  # answered already; it is told again because the driver that did so died
@@ -79,4 +79,4 @@ class Collectives:
     def _answer(self, turn: int, body: bytes, error: str) -> None:
         self._over = max(self._over, turn)
         for rank, ask in self._waiting.pop(turn).items():
-            self._tell(self._epoch, [rank], words.Answer(ask.seq, body, error))
+            self._tell(self._epoch, [rank], worker_messages.Answer(ask.seq, body, error))

@@ -16,7 +16,7 @@ from everstep.failures import Failure, Kind
 from everstep.identity import Incarnation, WorkerId
 from everstep.journal import records
 from everstep.observe.observer import NewReports
-from everstep.protocol import wire, words
+from everstep.protocol import wire, worker_messages
 from everstep.saved.reports import Part
 from everstep.topology.slices import HostId
 
@@ -27,7 +27,7 @@ class _Batch:
 
     before: int
     """The last report that it has been told of."""
-    with_metrics: list[words.Report] = field(default_factory=list)
+    with_metrics: list[worker_messages.Report] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Batch:
         """Than how far the worker has come."""
         return bool(self.owed or self.parts or self.taken or self.taking or self.restore_s)
 
-    def add(self, report: words.Report, settled: Collection[int]) -> None:
+    def add(self, report: worker_messages.Report, settled: Collection[int]) -> None:
         if not report.silent:
             self.with_metrics.append(report)
         if report.restore_s > self.restore_s:
@@ -88,7 +88,7 @@ class FromWorkers:
         batch = _Batch(stream.upto)
         for word in stream.feed(message.data):
             match word:
-                case words.Report():  # there are far more of these than of all else
+                case worker_messages.Report():  # there are far more of these than of all else
                     pace.reported(message.rank, word, now)
                     batch.add(word, stream.settled)
                     if stream.behind:
@@ -97,12 +97,12 @@ class FromWorkers:
                         batch.parts += self._news(stream, word.part)
                     if word.silent and stream.assignment.group_rank == 0:
                         self._workers.metrics.add_silent(stream, word.index, word.metrics)
-                case words.PartDone():
+                case worker_messages.PartDone():
                     batch.parts += self._news(stream, word.part)
-                case words.SnapshotTaken():
+                case worker_messages.SnapshotTaken():
                     pace.cadence.taken(message.rank, word.copy_s, word.whole_s)
                     batch.taken.append(word.index)
-                case words.StallTold():
+                case worker_messages.StallReported():
                     pace.stalled(message.epoch, stream, word, self._workers.current(), now)
                 case _:
                     # What came before must be known before what comes now: a return, a failure, a question.
@@ -111,7 +111,7 @@ class FromWorkers:
                     self._message(key, stream, word)
         self._tell_reports(key, stream, batch)
 
-    def _look_when(self, stream: WorkerStream, report: words.Report, batch: _Batch) -> None:
+    def _look_when(self, stream: WorkerStream, report: worker_messages.Report, batch: _Batch) -> None:
         """Whether it was made before this driver ran, as the others after it may have been."""
         opened, here = self._run.history.opened, stream.assignment.host
         assert opened is not None, "a driver has opened its run"
@@ -126,7 +126,9 @@ class FromWorkers:
             return []
         return [part]
 
-    def _add_metrics(self, key: WorkerId, stream: WorkerStream, reports: list[words.Report]) -> None:
+    def _add_metrics(
+        self, key: WorkerId, stream: WorkerStream, reports: list[worker_messages.Report]
+    ) -> None:
         epoch, generation, rank = key
         if stream.assignment.group_rank == 0:
             self._workers.metrics.add(self._run.controller.epoch, stream, reports)
@@ -159,11 +161,11 @@ class FromWorkers:
             )
         )
 
-    def _message(self, key: WorkerId, stream: WorkerStream, word: words.AnyFromWorker) -> None:
+    def _message(self, key: WorkerId, stream: WorkerStream, word: worker_messages.AnyFromWorker) -> None:
         epoch, generation, rank = key
         now = self._run.clock.now()
         match word:
-            case words.Hello():
+            case worker_messages.Hello():
                 self._workers.pids[rank] = word.pid
                 if word.endpoint is not None:
                     group = stream.assignment.group_id
@@ -171,34 +173,39 @@ class FromWorkers:
                         s.assignment for s in self._workers.current() if s.assignment.group_id == group
                     ]
                     others = [a.rank for a in members if a.rank != rank]
-                    self._workers.tell(epoch, others, words.Rendezvous(word.endpoint))
-            case words.Joined():
+                    self._workers.tell(epoch, others, worker_messages.Rendezvous(word.endpoint))
+            case worker_messages.Joined():
                 self._run.emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
-            case words.PartFailed():
+            case worker_messages.PartFailed():
                 self._upload_failed(key, word.index, word.reason)
-            case words.NoMemory():
+            case worker_messages.NoMemory():
                 self._workers.pace.cadence.refused(rank, word.reason)
-            case words.Ask():
+            case worker_messages.Question():
                 if word.turn:
                     self._workers.talk.collectives[stream.assignment.group_id].ask(rank, word)
                 else:
                     self._workers.questions.ask(rank, word)
-            case words.Counted():
+            case worker_messages.Counted():
                 self._workers.talk.synchronized.counted(rank, word)
-            case words.Returned():
+            case worker_messages.Returned():
                 stream.returned = True
                 self._workers.talk.synchronized.returned(rank)
                 self._workers.talk.collectives[stream.assignment.group_id].returned(rank)
                 self._workers.results.returned(rank, word)
                 self._run.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
-            case words.Raised():
+            case worker_messages.Raised():
                 self._raised(key, stream, word)
-            case words.Report() | words.SnapshotTaken() | words.StallTold() | words.PartDone():
+            case (
+                worker_messages.Report()
+                | worker_messages.SnapshotTaken()
+                | worker_messages.StallReported()
+                | worker_messages.PartDone()
+            ):
                 raise AssertionError("reports are merged before they come here")
             case _:
                 assert_never(word)
 
-    def _raised(self, key: WorkerId, stream: WorkerStream, word: words.Raised) -> None:
+    def _raised(self, key: WorkerId, stream: WorkerStream, word: worker_messages.Raised) -> None:
         epoch, generation, rank = key
         now = self._run.clock.now()
         stream.failed = True
@@ -281,10 +288,10 @@ class FromWorkers:
                 reason=reason,
             )
         )
-        self._workers.tell(epoch, [rank], words.CommitTold("", index))
+        self._workers.tell(epoch, [rank], worker_messages.CheckpointSettled("", index))
 
 
-def _kind_of(word: words.Raised) -> Kind:
+def _kind_of(word: worker_messages.Raised) -> Kind:
     if word.final:
         return Kind.LIMIT
     # What it was given to start from is no fault of the function's.

@@ -34,7 +34,7 @@ from everstep.journal import records
 from everstep.journal.history import plain_value, read_history
 from everstep.journal.lease import Lease
 from everstep.process.current import enter
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.protocol.metrics import NO_METRICS
 from everstep.saved.reports import ReportBook, Settled
 from everstep.storage.store import Limits, Store, open_store
@@ -99,7 +99,7 @@ class InProcessLink:
     def _propose_if_due(self) -> None:
         self._states.look(time.monotonic())
 
-    def _tell(self, epoch: int, ranks: list[int], message: words.AnyToWorker) -> None:
+    def _tell(self, epoch: int, ranks: list[int], message: worker_messages.AnyToWorker) -> None:
         for rank in ranks:
             if rank == 0 and self.session is not None:
                 hear(self.session, message, self.send)
@@ -128,12 +128,12 @@ class InProcessLink:
         returned = False
         with self._heard_of:  # the function's thread reports, the one that uploads, and other ranks
             for body in framing.Frames().feed(frame):
-                message = words.from_worker.decode(body)
+                message = worker_messages.from_worker.decode(body)
                 try:
                     self._settle(self._take_in(rank, message))
                 except Exception as error:  # on a thread of ours: raised by what the function calls next
                     self.failure = self.failure or error
-                returned = returned or isinstance(message, words.Returned)
+                returned = returned or isinstance(message, worker_messages.Returned)
             self._answer()
             self._heard_of.notify_all()
         return returned
@@ -142,9 +142,9 @@ class InProcessLink:
         if self.failure is not None:
             raise self.failure
 
-    def _take_in(self, rank: int, message: words.AnyFromWorker) -> Settled:
+    def _take_in(self, rank: int, message: worker_messages.AnyFromWorker) -> Settled:
         match message:
-            case words.Report() as report:
+            case worker_messages.Report() as report:
                 if rank == 0:
                     if not report.silent:
                         self.run.write(records.Metrics(self.run.epoch, report.index, [report.metrics]))
@@ -153,25 +153,25 @@ class InProcessLink:
                 owed = (report.index,) if report.owed else ()
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
-            case words.StallTold() as stalled:
+            case worker_messages.StallReported() as stalled:
                 self.run.stalls.heard(
                     Incarnation(self.run.epoch, 0, 0), stalled.index, stalled.seconds, time.monotonic()
                 )
                 self.run.stalls.flush(time.monotonic())
                 return Settled()
-            case words.PartDone() as done:
+            case worker_messages.PartDone() as done:
                 return self._book.reported(rank, 0, (), (done.part,))
-            case words.PartFailed() as failed:
+            case worker_messages.PartFailed() as failed:
                 self.run.say(f"checkpoint {failed.index} could not be saved: {failed.reason}")
                 self._dealt_with("", failed.index)
                 return self._book.upload_failed(rank, failed.index)
-            case words.Counted() as counted:
+            case worker_messages.Counted() as counted:
                 self._synchronized.counted(rank, counted)
                 return Settled()
-            case words.Returned():
+            case worker_messages.Returned():
                 self._synchronized.returned(rank)
                 return self._book.returned(rank)
-            case words.Ask() as ask:
+            case worker_messages.Question() as ask:
                 upto = msgspec.msgpack.decode(ask.body, type=int)
                 self._questions.append(_Question(rank, ask.seq, ask.what, upto))
                 return Settled()
@@ -201,7 +201,7 @@ class InProcessLink:
         self._questions = [question for question in self._questions if question not in due]
         for question in due:
             assert self._group is not None
-            answer = words.Answer(question.seq, self.run.listed(question.what))
+            answer = worker_messages.Answer(question.seq, self.run.listed(question.what))
             self._group.tell(question.rank, framing.frame(answer))
 
     # ------------------------------------------------------------------ what comes of it
@@ -216,22 +216,22 @@ class InProcessLink:
         """No rank waits for this checkpoint any more."""
         if self.session is not None:
             self.session.committed(index)
-        self._tell_others(words.CommitTold(folder, index))
+        self._tell_others(worker_messages.CheckpointSettled(folder, index))
 
-    def _tell_others(self, message: words.AnyToWorker) -> None:
+    def _tell_others(self, message: worker_messages.AnyToWorker) -> None:
         if self._group is not None:
             self._tell(self.run.epoch, list(range(1, self._group.member.world_size)), message)
 
     def finish(self) -> None:
         """This rank has returned; wait for the others, whose parts may still be missing."""
-        self.send(framing.frame(words.Returned(None)))
+        self.send(framing.frame(worker_messages.Returned(None)))
         for thread in self._listeners:
             thread.join()
         self._raise_failure()
 
     def close(self, closed: records.Closed) -> None:
         self.run.close(closed)
-        self._tell_others(words.Undriven(True))
+        self._tell_others(worker_messages.Undriven(True))
 
     def stop(self) -> None:
         stop_listening(self._group, self._listeners)

@@ -90,7 +90,7 @@ class Incoming:
                         at=self._run.clock.now(),
                         host=host,
                         epoch=message.epoch,
-                        look=message.look,
+                        check=message.check,
                         found=tuple(message.found),
                     )
                 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from everstep.agent.answers import Answers
 from everstep.backend.launched import LaunchedGroup
 from everstep.driver.questions import QUESTIONS
-from everstep.protocol import framing, words
+from everstep.protocol import framing, worker_messages
 from everstep.worker import session as sessions
 
 _HANG_UP_S = 10.0
@@ -31,10 +31,10 @@ class LaunchedRankLink:
         """Until rank 0 has closed the run."""
         for frame in self._group.told_by_leader():
             for body in framing.Frames().feed(frame):
-                match words.to_worker.decode(body):
-                    case words.Answer() as answer:
+                match worker_messages.to_worker.decode(body):
+                    case worker_messages.Answer() as answer:
                         self._answers.put(answer)
-                    case words.Undriven():
+                    case worker_messages.Undriven():
                         return
                     case message if self.session is not None:
                         hear(self.session, message, self.send)
@@ -49,12 +49,12 @@ class LaunchedRankLink:
         if what not in QUESTIONS:
             return agree(what, body, self._group)
         with self._answers.expected() as question:
-            self.send(framing.frame(words.Ask(question.seq, what, body)))
+            self.send(framing.frame(worker_messages.Question(question.seq, what, body)))
             return question.wait(what, timeout_s)
 
     def finish(self) -> None:
         """This rank has returned: its function, or what comes after fit(), may need the run's end."""
-        self.send(framing.frame(words.Returned(None)))
+        self.send(framing.frame(worker_messages.Returned(None)))
         self._listener.join()
 
     def stop(self) -> None:
@@ -69,14 +69,16 @@ def stop_listening(group: LaunchedGroup | None, threads: list[threading.Thread])
             thread.join(_HANG_UP_S)
 
 
-def hear(session: sessions.Session, message: words.AnyToWorker, answer: Callable[[bytes], None]) -> None:
+def hear(
+    session: sessions.Session, message: worker_messages.AnyToWorker, answer: Callable[[bytes], None]
+) -> None:
     match message:
-        case words.CommitTold():
+        case worker_messages.CheckpointSettled():
             session.committed(message.index)
-        case words.Propose():
+        case worker_messages.Propose():
             calls = session.values.proposed(message.number, message.value)
-            answer(framing.frame(words.Counted(message.number, calls)))
-        case words.Agree():
+            answer(framing.frame(worker_messages.Counted(message.number, calls)))
+        case worker_messages.Agree():
             session.values.agreed(message.number, message.start)
         case _:
             pass

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable
 
 from everstep.driver.streams import WorkerStream
 from everstep.process.clock import Clock
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 from everstep.topology.slices import HostId
 
 
 class NoticesToWorkers:
-    def __init__(self, propose: Callable[[words.AnyValue], None], clock: Clock) -> None:
+    def __init__(self, propose: Callable[[worker_messages.AnyValue], None], clock: Clock) -> None:
         self._propose = propose
         self._clock = clock
         self._deadlines: dict[HostId, float] = {}
@@ -38,4 +38,4 @@ class NoticesToWorkers:
                 ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
         now = self._clock.now()
         deadline = min(self._deadlines.values(), default=now) - now + self._clock.wall()
-        self._propose(words.PreemptionTold(int(deadline * 1000) if ranks else None, ranks))
+        self._propose(worker_messages.Preemption(int(deadline * 1000) if ranks else None, ranks))

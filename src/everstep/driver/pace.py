@@ -10,7 +10,7 @@ from everstep.driver.stragglers import StragglerWatch
 from everstep.driver.streams import WorkerStream
 from everstep.health.stragglers import Straggler
 from everstep.identity import Incarnation
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 
 class WorkerPace:
@@ -32,7 +32,7 @@ class WorkerPace:
         self.cadence.adopt()
         self.stragglers.begin(epoch, [stream.assignment for stream in streams], set(), now, named)
 
-    def reported(self, rank: int, report: words.Report, now: float) -> None:
+    def reported(self, rank: int, report: worker_messages.Report, now: float) -> None:
         self.cadence.reported(rank, report.index, report.copy_s, now)
         if report.pace is not None:
             self.stragglers.paced(rank, report.index, report.pace, now)
@@ -41,7 +41,7 @@ class WorkerPace:
         self,
         epoch: int,
         stream: WorkerStream,
-        word: words.StallTold,
+        word: worker_messages.StallReported,
         peers: Iterable[WorkerStream],
         now: float,
     ) -> None:

@@ -13,7 +13,7 @@ from everstep.driver.scores import no_longer_kept
 from everstep.errors import EQUALLY_OFTEN
 from everstep.journal.history import History, KeptCheckpoint
 from everstep.process.clock import Clock
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 from everstep.storage.store import Store
 from everstep.wording import named
 
@@ -32,7 +32,9 @@ def listing(kept: list[KeptCheckpoint], store: Store) -> bytes:
     """As an answer to a worker."""
     return msgspec.msgpack.encode(
         [
-            words.Listed(one.address(store), one.external is not None, one.metrics, one.status.value)
+            worker_messages.Listed(
+                one.address(store), one.external is not None, one.metrics, one.status.value
+            )
             for one in kept
         ]
     )
@@ -67,7 +69,7 @@ class CheckpointQuestions:
 
     def __init__(
         self,
-        tell: Callable[[int, list[int], words.AnyToWorker], None],
+        tell: Callable[[int, list[int], worker_messages.AnyToWorker], None],
         controller: Controller,
         history: History,
         store: Store,
@@ -83,7 +85,7 @@ class CheckpointQuestions:
         self._open: dict[tuple[int, int], _Question] = {}
         """By rank and number."""
 
-    def ask(self, rank: int, ask: words.Ask) -> None:
+    def ask(self, rank: int, ask: worker_messages.Question) -> None:
         upto = msgspec.msgpack.decode(ask.body, type=int)
         self._open[rank, ask.seq] = _Question(ask.what, upto, self._clock.now())
         self.answer()
@@ -102,7 +104,7 @@ class CheckpointQuestions:
         due = [key for key, question in self._open.items() if self._is_due(key[0], question)]
         for rank, seq in due:
             body = self._found(self._open.pop((rank, seq)))
-            self._tell(self._controller.epoch, [rank], words.Answer(seq, body))
+            self._tell(self._controller.epoch, [rank], worker_messages.Answer(seq, body))
 
     def warn(self, after_s: float, say: Callable[[str], None]) -> None:
         """Name the ranks that a question has waited for this long, once."""

@@ -13,7 +13,7 @@ import msgspec
 from everstep.driver.streams import WorkerStream
 from everstep.identity import Incarnation
 from everstep.journal import records
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 from everstep.protocol.metrics import NO_METRICS
 
 
@@ -43,7 +43,7 @@ class RunMetrics:
         self._reported.clear()
         self._with_last_state.clear()
 
-    def add(self, epoch: int, stream: WorkerStream, reports: Iterable[words.Report]) -> None:
+    def add(self, epoch: int, stream: WorkerStream, reports: Iterable[worker_messages.Report]) -> None:
         """What one worker has reported, in order."""
         of = (stream.assignment.group_id, stream.generation)
         whose, speaks = Incarnation(epoch, *of), of[0] == self.speaker

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from everstep.config import MemoryConfig
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 MAX_STALL = 0.02
 """Of the time: how long training may wait for snapshots, if nobody says how often they are to be taken."""
@@ -24,7 +24,7 @@ _CLOSE = 0.25
 class StatesDue:
     """Every so often, all ranks write at the same report."""
 
-    def __init__(self, every_s: float, propose: Callable[[words.AnyValue], None]) -> None:
+    def __init__(self, every_s: float, propose: Callable[[worker_messages.AnyValue], None]) -> None:
         self._every_s = every_s
         self._propose = propose
         self._asked: float | None = None
@@ -47,7 +47,7 @@ class StatesDue:
         if self._asked is None or now - self._asked >= self._every_s:
             self._asked = now
             self._turn += 1
-            self._propose(words.StateDue(self._turn))
+            self._propose(worker_messages.StateDue(self._turn))
 
 
 class SnapshotCadence:
@@ -58,7 +58,7 @@ class SnapshotCadence:
     def __init__(
         self,
         memory: MemoryConfig | None,
-        propose: Callable[[words.AnyValue], None],
+        propose: Callable[[worker_messages.AnyValue], None],
         say: Callable[[str], None],
     ) -> None:
         self.reports = 0 if memory is None else 1
@@ -137,7 +137,7 @@ class SnapshotCadence:
 
     def _change(self, reports: int) -> None:
         self.reports, self._is_told = reports, True
-        self._propose(words.SnapshotEvery(reports))
+        self._propose(worker_messages.SnapshotEvery(reports))
 
 
 def _note(times: dict[int, float], rank: int, seconds: float) -> None:

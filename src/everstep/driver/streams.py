@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from everstep.protocol import framing, words
+from everstep.protocol import framing, worker_messages
 from everstep.topology.placement import Assignment
 
 _MOST_SETTLED = 64
@@ -88,12 +88,12 @@ class WorkerStream:
         """The report whose snapshot is being taken, or 0."""
         return self._heard.taking
 
-    def feed(self, data: bytes) -> Iterator[words.AnyFromWorker]:
+    def feed(self, data: bytes) -> Iterator[worker_messages.AnyFromWorker]:
         """The words that are complete now. Each is accounted for before the next is given."""
         for body in self._frames.feed(data):
-            word = words.from_worker.decode(body)
+            word = worker_messages.from_worker.decode(body)
             match word:
-                case words.Report():  # there are far more of these than of all else
+                case worker_messages.Report():  # there are far more of these than of all else
                     if word.part is not None or word.owed:
                         self._keep(index=word.index)
                     self._heard.upto = word.index
@@ -101,19 +101,19 @@ class WorkerStream:
                         self.bound.add(word.index)
                     if word.taking:
                         self._heard.taking = word.index
-                case words.SnapshotTaken() if word.index == self.taking:
+                case worker_messages.SnapshotTaken() if word.index == self.taking:
                     self._heard.taking = 0
-                case words.PartDone():
+                case worker_messages.PartDone():
                     self.bound.discard(word.part.index)
-                case words.PartFailed():
+                case worker_messages.PartFailed():
                     self.bound.discard(word.index)
-                case words.Joined():
+                case worker_messages.Joined():
                     self._heard.joined = True
-                case words.Ask():
+                case worker_messages.Question():
                     self._keep(seq=word.seq)
                     if word.turn:
                         self._heard.turn = word.turn
-                case words.Returned() | words.Raised():
+                case worker_messages.Returned() | worker_messages.Raised():
                     self._keep()
                 case _:
                     pass

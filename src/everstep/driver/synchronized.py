@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 
 class SynchronizedValues:
     """Proposes to every rank, hears how far each has come, and tells all of them from where on it holds."""
 
-    def __init__(self, tell: Callable[[int, list[int], words.AnyToWorker], None], lease: int) -> None:
+    def __init__(
+        self, tell: Callable[[int, list[int], worker_messages.AnyToWorker], None], lease: int
+    ) -> None:
         self._tell = tell
         # Never a number that an earlier driver of these workers has used: leases are 2**32 apart, or at least
         # as far as the seconds between them.
@@ -34,13 +36,15 @@ class SynchronizedValues:
         self._returned -= members
         self._open = {(number, g): calls for (number, g), calls in self._open.items() if g != group}
 
-    def propose(self, value: words.AnyValue) -> None:
+    def propose(self, value: worker_messages.AnyValue) -> None:
         for group, members in self._groups.items():
             self._number += 1
             self._open[(self._number, group)] = {}
-            self._tell(self._epoch, sorted(members - self._returned), words.Propose(self._number, value))
+            self._tell(
+                self._epoch, sorted(members - self._returned), worker_messages.Propose(self._number, value)
+            )
 
-    def counted(self, rank: int, word: words.Counted) -> None:
+    def counted(self, rank: int, word: worker_messages.Counted) -> None:
         for (number, group), calls in list(self._open.items()):
             if number == word.number and rank in self._groups[group]:
                 calls[rank] = word.calls
@@ -57,5 +61,5 @@ class SynchronizedValues:
         waiting = self._groups[group] - self._returned
         if waiting <= calls.keys():
             del self._open[(number, group)]
-            agreed = words.Agree(number, max(calls.values(), default=0) + 1)
+            agreed = worker_messages.Agree(number, max(calls.values(), default=0) + 1)
             self._tell(self._epoch, sorted(waiting), agreed)

@@ -16,7 +16,7 @@ from everstep.engine.base import Engine, waits_for
 from everstep.health import survivors
 from everstep.health.survivors import LeftWorker, Survivors
 from everstep.identity import WorkerId
-from everstep.protocol import wire, words
+from everstep.protocol import wire, worker_messages
 from everstep.saved.snapshots import Copy
 from everstep.topology.slices import HostId, SliceName
 from everstep.wording import named
@@ -127,7 +127,7 @@ class TakeOver:
                 held.spec.assignment,
                 stream.joined,
                 held.stopping,
-                any(isinstance(word, words.Returned) for word in heard),
+                any(isinstance(word, worker_messages.Returned) for word in heard),
             )
 
     def why_not(self) -> str:

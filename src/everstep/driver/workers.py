@@ -24,7 +24,7 @@ from everstep.health.stragglers import Straggler
 from everstep.identity import WorkerId
 from everstep.observe.registry import LiveWorker
 from everstep.process.clock import Clock
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId
 
@@ -142,14 +142,14 @@ class Workers:
 
     # ------------------------------------------------------------------ messages to them
 
-    def tell(self, epoch: int, ranks: list[int], message: words.AnyToWorker) -> None:
+    def tell(self, epoch: int, ranks: list[int], message: worker_messages.AnyToWorker) -> None:
         body = framing.frame(message)
         by_host: dict[HostId, list[int]] = {}
         for stream in self.current():
             if stream.assignment.rank in ranks:
                 by_host.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
         for host, some in by_host.items():
-            self._run.engine.send(host, wire.Tell(self._run.precedence, epoch, some, body))
+            self._run.engine.send(host, wire.ToWorkers(self._run.precedence, epoch, some, body))
 
     def noticed(self, host: HostId, grace_s: float | None) -> None:
         now = self._run.clock.now()
@@ -180,7 +180,7 @@ class Workers:
     def ask(self, reason: c.AskReason) -> None:
         """Why they should save now, if they should."""
         self._asked = reason
-        self.talk.synchronized.propose(words.WantCheckpoint(reason.value))
+        self.talk.synchronized.propose(worker_messages.WantCheckpoint(reason.value))
 
     def acknowledgements(self) -> list[tuple[HostId, wire.Acknowledge]]:
         """What agents need not keep once all that is written now is durable."""
@@ -208,7 +208,7 @@ class Talk:
     """What the ranks agree on among each other, through the driver."""
 
     def __init__(
-        self, tell: Callable[[int, list[int], words.AnyToWorker], None], lease: int, clock: Clock
+        self, tell: Callable[[int, list[int], worker_messages.AnyToWorker], None], lease: int, clock: Clock
     ) -> None:
         self._tell = tell
         self.collectives: dict[int, Collectives] = {}
@@ -241,12 +241,12 @@ class Results:
         self.problem = ""
         """Why that can't be had, although the function returned something."""
 
-    def returned(self, rank: int, word: words.Returned) -> None:
+    def returned(self, rank: int, word: worker_messages.Returned) -> None:
         if rank == 0 or self.value is None:
             self.value, self.problem = _loaded(word)
 
 
-def _loaded(word: words.Returned) -> tuple[Any, str]:
+def _loaded(word: worker_messages.Returned) -> tuple[Any, str]:
     """(what a worker returned, why that can't be had). It comes from a process that this driver started, over
     a socket that only it has.
     """

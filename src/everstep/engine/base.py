@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from everstep.deadlines import Deadlines
 from everstep.failures import Failure
 from everstep.protocol import wire
-from everstep.protocol.peer_words import PeerAddress
+from everstep.protocol.peer_messages import PeerAddress
 from everstep.protocol.script import Script
 from everstep.topology.slices import HostId, HostView, SliceName
 from everstep.topology.wanted import Wanted

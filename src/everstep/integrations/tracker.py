@@ -1,4 +1,4 @@
-"""``Tracker``: what logs a run's metrics elsewhere, each step once, whatever restarts.
+"""``Tracker``: logs a run's metrics elsewhere, each step once, also across restarts.
 
 What there is to log is in the run's journal, and what was logged is with the tracker: a driver that begins
 asks for the latter, and goes on from there. So nothing is kept besides the two.

@@ -39,7 +39,7 @@ class CreateReplica(msgspec.Struct, frozen=True):
     heals: bool = False
     """There was one in its place."""
     gang: gangs.Gang | None = None
-    """Who schedules its Pods as one, if somebody does."""
+    """The scheduler that treats its Pods as a gang, if there is one."""
 
     @property
     def refused_as(self) -> str:

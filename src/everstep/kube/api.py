@@ -24,9 +24,9 @@ from everstep.kube import names
 _PAGE = 500
 _TIMEOUT_S = 30.0
 _WATCH_S = 60
-"""A watch is begun anew so often: one whose other end is gone without a word tells nothing."""
+"""Seconds after which a watch is begun anew: if its other end is gone, it just stays silent."""
 _SILENT_S = 15
-"""And given up so long after it should have ended."""
+"""Seconds after its end at which it is given up."""
 _REFRESH_S = 60.0
 _PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.2
@@ -236,7 +236,7 @@ UNREACHABLE = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     """For what is asked once, at the start: a server that is only busy, or just starting itself, is asked
-    again for a while. One that isn't there at all is the caller's to hear of at once.
+    again for a while. If there is none at all, the error is raised at once.
     """
     pause, deadline = _FIRST_PAUSE_S, time.monotonic() + _PATIENCE_S
     while True:

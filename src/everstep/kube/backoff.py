@@ -18,7 +18,7 @@ _LONGEST_S = 300.0
 _LONGEST_PASSING_S = 30.0
 _TOLD_AFTER = 3
 STEADY_S = 600.0
-"""What has lasted so long isn't failing again and again: earlier failures are forgotten."""
+"""After this long without a failure, earlier ones are forgotten."""
 
 HEAD = "Head"
 
@@ -68,7 +68,7 @@ class ApiRefusal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lasts(self) -> bool:
-        """Whether it is worth telling: what passes by itself in a moment isn't."""
+        """Whether it is worth an event: trouble that passes in a moment isn't."""
         return not self.passing or self.attempts >= _TOLD_AFTER
 
 

@@ -1,4 +1,4 @@
-"""One cluster's task: asks ``reconcile`` what to do, does it, and says so in the status.
+"""One cluster's task: does what ``reconcile`` decides, and writes the status.
 
 What leaves goes first, and all at once; replicas come one after the other, each whole or not at all. What
 fails holds up nothing else.
@@ -61,7 +61,7 @@ class ClusterLoop:
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        """Its own: requests that hang here are nobody else's trouble."""
+        """Its own: requests that hang here hold up no other cluster."""
         self._objects = ClusterObjects(operator, key)
         self._refusals: dict[str, ApiRefusal] = {}
         self._failures: dict[tuple[str, int], ReplicaFailure] = {}
@@ -92,7 +92,7 @@ class ClusterLoop:
             except Exception:
                 # A bug, and the trouble of this cluster: the others go on.
                 logger.exception("%s/%s: this is a bug in the operator", *self._key)
-            # Whatever changes meanwhile is looked at at once.
+            # A change in the meantime is handled at once.
             pause = min(max(0.5, pause * 2), _LONGEST_PAUSE_S)
             wake_at = time.time() + pause
 
@@ -112,7 +112,7 @@ class ClusterLoop:
         try:
             raw = await self._operator.api.patch(path, change, grouplabels.JSON_PATCH)
         except ApiError as error:
-            # It has changed meanwhile, and is looked at again; or it may not be changed, and works as it is.
+            # It has changed meanwhile, and comes here again; or it may not be changed, and works as it is.
             logger.warning("%s/%s: its groups can't be labelled: %s", *self._key, error)
             return raw
         self._operator.store.put_cluster(raw)
@@ -130,7 +130,7 @@ class ClusterLoop:
         if wrong:
             refused = describing.refuse(wrong, generation, before, time.time())
             if refused["reason"] != before.get("reason"):
-                await self._operator.events.tell(
+                await self._operator.events.publish(
                     raw, Announce(True, "InvalidRayClusterSpec", refused["reason"])
                 )
             await self._say(refused)
@@ -181,7 +181,7 @@ class ClusterLoop:
         )
 
     async def _carry_out(self, cluster: ClusterSpec, raw: Mapping[str, Any], plan: Plan) -> None:
-        """All of it, whatever becomes of its parts."""
+        """All of it, also if parts of it fail."""
         for action in plan.actions:
             if isinstance(action, Announce) and action.reason == "ReplicaReplaced":
                 self._operator.metrics.replaced(self._key, action.group)
@@ -206,9 +206,9 @@ class ClusterLoop:
         self._objects.made += [_created_workers(group, replicas) for group, replicas in made.items()]
 
     async def _tell_what_was_made(self, raw: Mapping[str, Any]) -> None:
-        """In KubeRay's words. Last: whoever has to wait for something waits for no event."""
+        """With KubeRay's names. Last, so that nothing waits for events to be written."""
         notes, self._objects.made = self._objects.made, []
-        await all_of(self._operator.events.tell(raw, note) for note in notes)
+        await all_of(self._operator.events.publish(raw, note) for note in notes)
 
     def _is_current(self, raw: Mapping[str, Any]) -> bool:
         now = self._operator.ours(self._key)
@@ -220,7 +220,7 @@ class ClusterLoop:
         async with self._slots:
             match action:
                 case Announce():
-                    await self._operator.events.tell(raw, action)
+                    await self._operator.events.publish(raw, action)
                 case actions.Remember(failure=failure):
                     self._failures[failure.group, failure.index] = failure
                 case actions.CreateService(manifest=manifest):
@@ -252,14 +252,14 @@ class ClusterLoop:
                     raise AssertionError("replicas are made one after the other")
 
     async def _try(
-        self, cluster: ClusterSpec, raw: Mapping[str, Any], what: str, told: str, doing: Awaitable[None]
+        self, cluster: ClusterSpec, raw: Mapping[str, Any], what: str, subject: str, doing: Awaitable[None]
     ) -> None:
-        """What fails is tried again later, and is nobody else's trouble."""
+        """Try it. An error leads to another try later, and holds up nothing else."""
         try:
             await doing
             self._refusals.pop(what, None)
         except (ApiError, *UNREACHABLE) as error:
-            await self._refused(cluster, raw, what, told, error)
+            await self._refused(cluster, raw, what, subject, error)
 
     async def _create_replica(
         self, cluster: ClusterSpec, raw: Mapping[str, Any], action: CreateReplica
@@ -273,8 +273,8 @@ class ClusterLoop:
             try:
                 await self._objects.create_pod_group(pod_group)
             except (ApiError, *UNREACHABLE) as error:
-                told = f"the PodGroup of replica {action.index} of {action.group}"
-                await self._refused(cluster, raw, action.refused_as, told, error, growth=not action.heals)
+                subject = f"the PodGroup of replica {action.index} of {action.group}"
+                await self._refused(cluster, raw, action.refused_as, subject, error, growth=not action.heals)
                 return False
         creating = [self._in_turn(self._objects.create_pod(pod)) for pod in action.manifests(cluster)]
         made = await asyncio.gather(*creating, return_exceptions=True)
@@ -310,7 +310,7 @@ class ClusterLoop:
         cluster: ClusterSpec,
         raw: Mapping[str, Any],
         what: str,
-        told: str,
+        subject: str,
         error: Exception,
         growth: bool = False,
     ) -> None:
@@ -325,11 +325,11 @@ class ClusterLoop:
             growth=growth,
             passing=not isinstance(error, ApiError) or error.passing,
         )
-        logger.warning("%s/%s: %s is refused: %s", *self._key, told, said(error))
+        logger.warning("%s/%s: %s is refused: %s", *self._key, subject, said(error))
         if refusal.lasts:
             after = refusal.retry_at - refusal.at
-            note = f"{told} is refused: {message}; again in {after:.0f} s"
-            await self._operator.events.tell(raw, Announce(True, refusal.reason, note, what))
+            note = f"{subject} is refused: {message}; again in {after:.0f} s"
+            await self._operator.events.publish(raw, Announce(True, refusal.reason, note, what))
 
     async def _say(self, status: Mapping[str, Any]) -> None:
         raw = self._operator.ours(self._key)

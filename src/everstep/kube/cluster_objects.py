@@ -64,7 +64,7 @@ class ClusterObjects:
             if error.reason != "AlreadyExists":
                 raise
         if manifest["kind"] == "Secret":
-            return manifest  # the user's own, or ours of before; nobody's Secrets are read here
+            return manifest  # the user's own, or ours from before; Secrets are never read here
         there = await self._operator.api.get(f"{path}/{name}")
         if owner_of(there) not in (None, self.uid):
             message = (

@@ -80,6 +80,6 @@ def add_probes(ray: Manifest, params: Mapping[str, str], ray_version: str, *, is
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Of Ray; nothing, where it can't be told."""
+    """Of Ray; nothing, where it isn't known."""
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})", text)
     return (int(found[1]), int(found[2])) if found else ()

@@ -26,7 +26,7 @@ class Events:
         self._counts: dict[str, int] = {}
         """By the event's name: how often it was written."""
 
-    async def tell(self, about: Mapping[str, Any], note: Announce) -> None:
+    async def publish(self, about: Mapping[str, Any], note: Announce) -> None:
         """What can't be written is only logged: an event is never worth holding anything up."""
         meta = about["metadata"]
         name = _name(meta, note)
@@ -38,7 +38,7 @@ class Events:
                 "%s/%s: no event could be written: %s", meta["namespace"], meta["name"], said(error)
             )
 
-    async def tell_once(self, about: Mapping[str, Any], note: Announce) -> None:
+    async def publish_once(self, about: Mapping[str, Any], note: Announce) -> None:
         """Also over the lives of operators."""
         name = _name(about["metadata"], note)
         if name in self._counts:

@@ -78,7 +78,7 @@ class ClusterFacts:
 
     @property
     def suspending(self) -> bool:
-        """Once begun, it ends when all Pods are gone, whatever is asked for meanwhile."""
+        """Once begun, it ends when all Pods are gone, even if the spec changes meanwhile."""
         return bool(self.pods) and (self.cluster.suspend or self.seen.suspending)
 
     @property

@@ -24,7 +24,7 @@ OFF = "everstep.dev/gang"
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler that knows gangs, and how it is told of one."""
+    """A scheduler that knows gangs, and how Pods are marked as one for it."""
 
     name: str
     api: str | None
@@ -123,7 +123,7 @@ GANGS: tuple[Gang, ...] = (
         api="scheduling.run.ai/v2alpha2",
         scheduler="kai-scheduler",
         queue="kai.scheduler/queue",
-        # Its pod-grouper puts the Pods of a RayCluster in a group of its own making, whatever they say.
+        # Its pod-grouper makes groups of its own for the Pods of a RayCluster, and ignores their labels.
     ),
     Gang(
         name="yunikorn",
@@ -140,7 +140,7 @@ _QUEUE_OF_PODS = {"yunikorn.apache.org/queue": "queue"}
 
 def choose(cluster: ClusterSpec, served: frozenset[str]) -> Gang | None:
     """What is asked for by KubeRay's label or the templates' ``schedulerName``; else what is installed and
-    needs no other scheduler. Pods are never given to another scheduler that nobody has asked for.
+    needs no other scheduler. Pods are never given to a scheduler that the user hasn't chosen.
     """
     if cluster.annotations.get(OFF, "").lower() == "off":
         return None

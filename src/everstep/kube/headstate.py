@@ -63,7 +63,7 @@ def believe(cluster: ClusterSpec, pod: Manifest) -> None:
 
 
 def secret(cluster: ClusterSpec) -> tuple[Manifest, ...]:
-    """For a token of the cluster's own, where nobody has brought one. What is in it is made up when it is
+    """For a token of the cluster's own, where the user gives none. What is in it is made up when it is
     made; one that is there already stays.
     """
     if cluster.auth is None or not cluster.auth.made:

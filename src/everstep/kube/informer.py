@@ -1,7 +1,7 @@
 """Keeps the store in step with the API server: lists once, then follows; lists again where the thread is
 lost.
 
-A list after a gap tells which objects are gone. That is why this isn't left to a framework whose lists only
+A list after a gap shows which objects are gone. That is why this isn't left to a framework whose lists only
 say what is there.
 """
 
@@ -40,7 +40,7 @@ class Informer:
         self.synced = asyncio.Event()
 
     async def run(self) -> None:
-        """For ever. An answer that refuses us before the first list is the caller's to hear."""
+        """For ever. If access is refused before the first list, the error is raised."""
         pause = 0.0
         version = ""
         while True:
@@ -67,7 +67,7 @@ class Informer:
                 pause = await _rest(pause)
 
     async def list_now(self) -> None:
-        """Beside the watch: what it tells later is newer."""
+        """Beside the watch: later events of the watch are newer."""
         await self._list()
 
     async def _list(self) -> str:

@@ -88,7 +88,7 @@ class LeaderLease:
         self.ours = asyncio.Event()
         """Whether what it guards may be written. Its keeper sets it once all is known that others did."""
         self.standing_by = False
-        """Whether somebody else holds it, as far as is known."""
+        """Whether another operator holds it, as far as is known."""
 
     @property
     def valid(self) -> bool:
@@ -97,7 +97,7 @@ class LeaderLease:
 
     async def acquire(self) -> None:
         """Waits until it is ours."""
-        seen, since, told = "", 0.0, ""
+        seen, since, last_holder = "", 0.0, ""
         while True:
             try:
                 current = await self._read()
@@ -108,10 +108,10 @@ class LeaderLease:
                 if self._is_free(spec, since) and await self._take(current):
                     break
                 self.standing_by = True
-                holder = spec.get("holderIdentity") or told
-                if holder != told:
+                holder = spec.get("holderIdentity") or last_holder
+                if holder != last_holder:
                     logger.info("waiting for the lease in %s, which %s holds", self.namespace, holder)
-                    told = holder
+                    last_holder = holder
             except (ApiError, *UNREACHABLE) as error:
                 self.standing_by = False
                 if isinstance(error, ApiError) and error.status == 404:
@@ -136,7 +136,7 @@ class LeaderLease:
             await self._write(current)
         except ApiError as error:
             if error.status == 409:
-                return False  # somebody was quicker
+                return False  # another operator was quicker
             raise
         return True
 
@@ -164,7 +164,7 @@ class LeaderLease:
         except ApiError as error:
             if error.status != 409:
                 raise
-            # Our own renewal, whose answer was lost, looks like somebody else's.
+            # Our own renewal, whose answer was lost, looks like another operator's.
             current = await self._read()
             if current is None:
                 self._held = None

@@ -77,7 +77,7 @@ def _in_namespace() -> list[Manifest]:
         {"apiGroups": [names.GROUP], "resources": [names.PLURAL], "verbs": ["get", "list", "watch", "patch"]},
         {"apiGroups": [names.GROUP], "resources": [f"{names.PLURAL}/status"], "verbs": ["patch"]},
         {"apiGroups": [names.GROUP], "resources": [f"{names.PLURAL}/finalizers"], "verbs": ["update"]},
-        # Nobody runs these, and they are told so.
+        # Nothing runs these: they get an event that says so.
         {"apiGroups": [names.GROUP], "resources": ["rayjobs", "rayservices"], "verbs": ["list", "watch"]},
         {
             "apiGroups": [""],

@@ -92,7 +92,7 @@ class OperatorMetrics:
 
 
 class Measured(Protocol):
-    """An operator, as far as it is looked at from outside."""
+    """What the metrics need of an operator."""
 
     @property
     def metrics(self) -> OperatorMetrics: ...

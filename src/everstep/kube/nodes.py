@@ -37,7 +37,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     gone: bool = False
     """Whether it is gone already, so that its Pods aren't waited for."""
     silent_since: float | None = None
-    """Since when nothing has been heard of it."""
+    """Since when it has been silent."""
 
 
 def node_view(node: Mapping[str, Any]) -> NodeView:

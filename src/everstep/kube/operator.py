@@ -1,7 +1,7 @@
 """Hears of changes, and gives each cluster that is ours a task of its own (``cluster_loop``), so that none
 waits for another. Holds the leases: in each namespace one operator writes.
 
-Each namespace is looked after by itself: one that is gone, or that another operator holds, keeps nobody from
+Each namespace is managed by itself: one that is gone, or that another operator holds, keeps nothing from
 the others. An operator that loses its lease stays, writes nothing, and goes on once it has it again.
 """
 
@@ -167,8 +167,8 @@ class Operator:
         self._tasks.create_task(self._keep(what, lease))
 
     async def _keep(self, what: str, lease: LeaderLease) -> None:
-        """For as long as it can be had. Without it nothing is written; with it again, all is looked at anew,
-        since somebody else may have been here meanwhile.
+        """For as long as it can be had. Without it nothing is written; with it again, everything is
+        reconciled anew, since another operator may have been here meanwhile.
         """
         while True:
             try:
@@ -183,7 +183,7 @@ class Operator:
                     self.metrics.leads(what, False)
                     del self._leases[what]
                     self._known.remove(lease)
-                    lease.ours.set()  # whoever waits finds that it is no more
+                    lease.ours.set()  # tasks that wait for it find that it is no more
                     return
             lease.ours.clear()
             self.metrics.leads(what, False)
@@ -224,7 +224,7 @@ class Operator:
             informer.synced.set()
 
     async def _follow_nodes(self) -> None:
-        """Nodes are the cluster's. Where they may not be seen, their Pods tell of them, later."""
+        """Nodes aren't in a namespace. Without access to them, their end shows in their Pods, later."""
         store = self._store
 
         def listed(_: str | None, items: Iterable[Any], version: int) -> set[Key]:
@@ -327,7 +327,7 @@ class Operator:
             loop.changed.set()
 
     async def _let_go(self, raw: Mapping[str, Any]) -> None:
-        """A cluster that came from KubeRay is held by its finalizer, and nobody else would take it off."""
+        """A cluster that came from KubeRay has its finalizer, and nothing else would remove that."""
         meta = raw["metadata"]
         kept = [name for name in meta["finalizers"] if name != names.REDIS_FINALIZER]
         change = {
@@ -339,7 +339,7 @@ class Operator:
         )
         try:
             await self.hold(meta["namespace"])
-            await self._events.tell(raw, Announce(True, "RedisNotCleaned", message))
+            await self._events.publish(raw, Announce(True, "RedisNotCleaned", message))
             await self._api.patch(clusters_path(meta["namespace"], meta["name"]), change)
         except (ApiError, LeaseGone, *UNREACHABLE) as error:
             logger.warning("%s/%s: %s", meta["namespace"], meta["name"], said(error))

@@ -1,4 +1,4 @@
-"""Who else looks after RayClusters here. The operator never fights KubeRay."""
+"""Other operators that manage RayClusters here. The operator never fights KubeRay."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def is_kuberay(deployment: Mapping[str, Any]) -> bool:
 
 
 def watched_namespaces(deployment: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those that a KubeRay operator was told to watch; none means all."""
+    """Those that a KubeRay operator is configured to watch; none means all."""
     for container in deployment["spec"]["template"]["spec"]["containers"]:
         words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
         for i, word in enumerate(words):

@@ -1,6 +1,7 @@
-"""What a worker does when its Pod is told to leave: it tells Ray, so that what runs there can save itself.
+"""What a worker does when its Pod is deleted: it has Ray drain the node, so that training there can save
+itself.
 
-Ray drains the node, Everstep hears of it as of a preemption, and takes a checkpoint. The hook ends as soon as
+For Everstep that is a preemption notice, which leads to a checkpoint. The hook ends as soon as
 nothing runs there any more, at the latest shortly before the Pod's grace is over.
 """
 

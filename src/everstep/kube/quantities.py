@@ -61,7 +61,7 @@ def ray_container(template: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def total(pods: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, str]:
-    """What so many Pods of these templates ask for, by the names that KubeRay's status has for it."""
+    """What these numbers of Pods of these templates request, by the names in KubeRay's status."""
     sums = dict.fromkeys(("CPU", "Memory", "GPU", "TPU"), Decimal(0))
     for count, template in pods:
         for container in template["spec"]["containers"]:

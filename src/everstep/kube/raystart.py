@@ -63,7 +63,7 @@ def spelled(flags: Mapping[str, str], *, is_head: bool) -> str:
 
 
 def with_container(given: Mapping[str, str], resources: Mapping[str, Any]) -> Flags:
-    """What Ray should believe that the node has, where nobody says otherwise: what its container may use."""
+    """The resources that Ray gets for the node by default: what its container may use."""
     flags = dict(given)
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     cpu = _some(limits.get("cpu")) or _some(requests.get("cpu"))

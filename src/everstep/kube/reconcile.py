@@ -6,14 +6,10 @@ including those that the operator has just written and had acknowledged (``store
 The rules, for one worker group:
 
 - A replica lives and dies as one. A Pod of it that is broken, missing or on its way out takes the others
-along.
-- Its place is kept while its Pods are leaving, and is filled anew once they are gone. Pods that won't leave
-keep
-  their index, and nothing else: the replacement takes another one.
-- Replicas are made whole, at the lowest free indices.
-- A healthy replica is only touched because somebody asked: fewer replicas, ``workersToDelete``, suspension,
-another
-  ``numOfHosts`` (one replica at a time).
+along. - Its place is kept while its Pods are leaving, and is filled anew once they are gone. Pods that won't
+leave keep their index, and nothing else: the replacement takes another one. - Replicas are made whole, at the
+lowest free indices. - A healthy replica is only touched because the user asks for it: fewer replicas,
+``workersToDelete``, suspension, another ``numOfHosts`` (one replica at a time).
 """
 
 from __future__ import annotations
@@ -59,7 +55,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     pod_groups: gangs.PodGroups | None = None
     """Those of replicas; ``None`` where they can't be seen."""
     suspending: bool = False
-    """It was told to suspend, and some of its Pods are still there: that is brought to its end first."""
+    """It is being suspended, and some of its Pods are still there: that is completed first."""
     vacated: Collection[tuple[str, int]] = ()
     """Places, by group and index, whose replicas have lately gone."""
 
@@ -177,7 +173,7 @@ class _Reconciliation:
             yield from (self._adopt(pod) for pod in placed.values() if self._may(backoff.of_pod(pod.name)))
         found = members(group, pods, self.cluster.uid)
         desired = 0 if suspended else group.desired
-        # Each replica's worth of Pods that can't be told apart stands for one: nothing is made twice.
+        # As many Pods without a known replica as one replica has count as one: nothing is made twice.
         strangers = -(-len(found.strangers) // group.num_of_hosts)
         yield from self._end_strangers(group, found.strangers, desired)
 
@@ -187,7 +183,7 @@ class _Reconciliation:
         ended = {replica.name for replica, _ in doomed}
         stay = [replica for replica in found.replicas if replica.name not in ended]
         yield from self._lost_pod_groups(group, stay)
-        # Just told to leave, or leaving still: its place is kept for it, unless it is stuck.
+        # It is being deleted: its place is kept for it, unless it is stuck.
         leaving = sum(replica.holds_its_place(self.now, self.undeletable) for replica, _ in doomed)
         held = self._held(group.name, found.indices)
         missing = desired - strangers - len(stay) - leaving - len(held)
@@ -196,7 +192,7 @@ class _Reconciliation:
     def _end_strangers(
         self, group: GroupSpec, strangers: Sequence[PodView], desired: int
     ) -> Iterator[Action]:
-        """Whose replica can't be told: they go where all go, or where they are named."""
+        """Pods whose replica isn't known: they go if all Pods of their group go, or if they are named."""
         suspended = self.suspended or group.suspend
         for pod in strangers:
             if suspended or (desired == 0 and not self.cluster.autoscaling):
@@ -264,7 +260,7 @@ class _Reconciliation:
         return "its template has changed" if changed and self.cluster.upgrade is Upgrade.RECREATE else ""
 
     def _waits_in_vain(self, group: GroupSpec, replica: Replica) -> bool:
-        """Half of it holds nodes that others could use, and nobody schedules it as one."""
+        """Half of it holds nodes that others could use, and no scheduler treats it as a gang."""
         if self.gang is not None or group.num_of_hosts == 1 or not replica.half_bound:
             return False
         until = max(pod.created for pod in replica.pods) + self.cluster.placement_timeout_s
@@ -303,7 +299,7 @@ class _Reconciliation:
         return LabelPod(pod.name, pod.uid, labels, pod.hosts or 1)
 
     def _remember(self, group: str, index: int, replica: str, fault: str) -> Iterator[Action]:
-        """That its containers have failed. Once: it may be looked at again before it is gone."""
+        """That its containers have failed. Once: it may be reconciled again before it is gone."""
         before = self.failures.get((group, index))
         if not fault or (before is not None and before.replica == replica):
             return

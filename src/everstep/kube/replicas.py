@@ -13,7 +13,7 @@ from everstep.kube.spec import GroupSpec, RestartPolicy
 from everstep.kube.view import PodView
 
 PATIENCE_S = 15.0
-"""How long past its grace a Pod that was told to leave still counts as leaving. Then it is stuck."""
+"""How long past its grace period a deleted Pod still counts as leaving. Then it is stuck."""
 
 
 class ReplicaState(Enum):
@@ -66,7 +66,7 @@ class Members(msgspec.Struct, frozen=True):
 
 
 def is_stuck(pod: PodView, now: float) -> bool:
-    """Told to leave, and won't: its grace is over, or nobody is there to end it."""
+    """Deleted, and still there: its grace period is over, or its kubelet is gone."""
     return pod.leaving is not None and (pod.node_lost or now > pod.leaving + PATIENCE_S)
 
 
@@ -139,7 +139,7 @@ def _fault(group: GroupSpec, hosts: int, pod: PodView) -> str:
 
 
 def adopted(group: GroupSpec, pods: Sequence[PodView], owner: str) -> list[PodView]:
-    """Pods without labels of their replica, as they will be with them, where it can be told which it is.
+    """Pods without labels of their replica, as they will be with them, where the replica is known.
 
     A Pod alone is a replica of one host, at the index that it has, if it has one (KubeRay gives such Pods an
     index and nothing else). Hosts of a larger one are known by what GKE's webhook wrote on them,

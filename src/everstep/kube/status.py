@@ -21,7 +21,7 @@ from everstep.kube.validation import Problem
 from everstep.kube.view import time_of
 
 MOST_LISTED = 50
-"""Replicas that aren't ready, a group. A status that lists thousands helps nobody."""
+"""How many replicas that aren't ready are listed for a group."""
 
 MOST_REMEMBERED = 500
 """Replicas that have failed, for the next operator. An object that is too large can't be written at all."""

@@ -1,4 +1,4 @@
-"""What the API server holds, as far as the operator has heard: from watches, and from the answers to its own
+"""What the API server holds, as far as the operator knows: from watches, and from the answers to its own
 writes.
 
 A watch lags behind, and an answer may come before or after it. Versions decide which of two sightings is the
@@ -187,7 +187,7 @@ class ObjectCache:
         return there
 
     def pods_listed(self, namespace: str | None, items: Iterable[Json], version: int) -> set[Key]:
-        """A list tells what is there, and so also what isn't any more. What is newer than the list stays."""
+        """Take in a list: objects that aren't in it are gone, unless they are newer than the list."""
         listed = list(items)
         there = {item["metadata"]["uid"] for item in listed}
         changed = {key for key in map(self.put_pod, listed) if key is not None}

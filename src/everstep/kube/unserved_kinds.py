@@ -1,6 +1,6 @@
-"""RayJobs and RayServices: where KubeRay's definitions are left and its operator isn't, nobody runs them.
+"""RayJobs and RayServices: where KubeRay's definitions are left without its operator, nothing runs them.
 
-They get an event that says so, once each, so that nobody waits for them in silence.
+They get an event that says so, once each, so that their users know.
 """
 
 from __future__ import annotations
@@ -83,6 +83,6 @@ class UnservedKinds:
         )
         about = {"apiVersion": f"{names.GROUP}/{names.VERSION}", "kind": kind, **found}
         try:
-            await self._events.tell_once(about, Announce(True, "NotSupported", message))
+            await self._events.publish_once(about, Announce(True, "NotSupported", message))
         except (ApiError, *UNREACHABLE) as error:
             logger.warning("no event could be written for %s: %s", found["metadata"]["name"], said(error))

@@ -27,7 +27,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """How many hosts its replica was made with, if it says."""
     created: float = 0.0
     leaving: float | None = None
-    """When its time to leave is over; ``None`` while nobody has asked it to."""
+    """When its grace period is over; ``None`` while it isn't being deleted."""
     ready: bool = False
     unready_reason: str = ""
     """The kubelet's word for it."""

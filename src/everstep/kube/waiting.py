@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterable
 
 async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     """Not by ``asyncio.wait_for``, which before Python 3.12 forgets that it was cancelled if the event comes
-    in the same moment: an operator that was told to stop would go on.
+    in the same moment: an operator that is to stop would go on.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -19,7 +19,7 @@ async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def all_of(doing: Iterable[Awaitable[None]]) -> None:
-    """All of them, whatever becomes of the others; then the first that is more than a refusal."""
+    """Await all of them, also if some fail; then raise the first error that is more than a refusal."""
     for outcome in await asyncio.gather(*doing, return_exceptions=True):
         if outcome is not None:
             raise outcome

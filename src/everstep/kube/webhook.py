@@ -122,7 +122,8 @@ def configuration(webhook: Webhook, certificate: bytes | None) -> dict[str, Any]
                         "scope": "Namespaced",
                     }
                 ],
-                # The operator looks again, so that nothing is let through for good while nobody answers.
+                # The operator validates, too, so that nothing invalid stays that came while no webhook
+                # answered.
                 "failurePolicy": "Ignore",
                 "sideEffects": "None",
                 "admissionReviewVersions": ["v1"],
@@ -172,14 +173,16 @@ def believed(there: Mapping[str, Any], certificate: bytes) -> bytes:
 
 
 def self_signed(hosts: Sequence[str]) -> tuple[bytes, bytes]:
-    """A certificate for ourselves, and its key. Only the API server has to trust it, and is told so."""
+    """A certificate for ourselves, and its key. Only the API server has to trust it: it gets it by its
+    config.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own: whoever believes several finds the right one by it.
+    # A name of its own: a client that trusts several finds the right one by it.
     own = f"{names.OPERATOR}-{secrets.token_hex(8)}"
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, own)])
     now = datetime.datetime.now(datetime.UTC)

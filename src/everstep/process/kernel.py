@@ -238,7 +238,7 @@ def scheduled(pid: int) -> Scheduled:
 
 
 def state_of(pid: int) -> str:
-    """One letter, as the kernel has it; empty if that isn't told, or it is gone."""
+    """One letter, as the kernel has it; empty if it has none, or the process is gone."""
     stat = _stat(pid) if HAS_DEATH_SIGNALS else None
     return stat[0] if stat is not None else ""
 

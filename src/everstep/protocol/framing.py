@@ -12,7 +12,7 @@ import msgspec
 
 MAX_PAYLOAD = 256 << 20
 """What a user may send at once: the function and its config, the metrics of a report, a return value, a
-broadcast. Whoever takes it from the user checks it, and says what is too large.
+broadcast. It is checked where the user hands it over, with an error that names what is too large.
 """
 MAX_FRAME = MAX_PAYLOAD + (16 << 20)
 """With what goes around it: an environment, paths, a message inside another."""

@@ -14,7 +14,7 @@ from everstep.protocol import framing
 _encoder = msgspec.msgpack.Encoder(enc_hook=framing.encode_odd)
 _DEEPEST = 4
 _MOST_LEVELS = 100
-"""That metrics are nested: whoever reads them has to follow."""
+"""That metrics may be nested: readers have to follow."""
 _NESTS = (dict, list, tuple, set, frozenset)
 _PLAIN = frozenset((float, int, str))
 """What nearly all metrics are: where there is nothing else, nothing is nested."""

@@ -50,7 +50,7 @@ def shared_memory() -> int:
 
 
 def page_of(pid: int) -> Page | None:
-    """The memory of a worker of this machine, for whoever isn't its agent. None if it has none."""
+    """The memory of a worker of this machine, for processes other than its agent. None if it has none."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):
@@ -89,7 +89,7 @@ class Page:
 
     @property
     def echoes(self) -> bool:
-        """What the worker prints now is about the failure of another."""
+        """Whether what the worker prints now is about the failure of another one."""
         return bool(self[_Field.ECHOES])
 
     def forget_stacks(self) -> None:

@@ -39,7 +39,7 @@ class Stacks(NamedTuple):
     main: tuple[Frame, ...]
     """Of the main thread, innermost first."""
     text: str
-    """Of all threads, as it came."""
+    """Of all threads, as ``faulthandler`` or py-spy has written it."""
 
 
 NONE = Stacks((), "")
@@ -69,7 +69,7 @@ def py_spy() -> str | None:
 
 
 def spy(pid: int) -> Stacks:
-    """What py-spy finds, if it is there and may look."""
+    """What py-spy finds, if it is installed and has the rights."""
     program = py_spy()
     if program is None:
         return NONE
@@ -94,7 +94,7 @@ def parse_spied(text: str, pid: int) -> Stacks:
 
 
 def in_kernel(pid: int) -> str:
-    """What the kernel tells of a process whose Python stack can't be had."""
+    """What the kernel knows of a process whose Python stack can't be had."""
     parts = []
     for name in ("wchan", "syscall", "stack"):
         try:

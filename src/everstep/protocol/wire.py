@@ -1,9 +1,9 @@
-"""What the driver and its agents say to each other.
+"""Messages between the driver and its agents.
 
 Nothing here is pickled but the user's own function, config, return value and broadcast values, which stay
 opaque bytes. Every message about workers carries its epoch and generation, every order of a driver its lease;
-who reads it refuses what is stale. ``lease`` in these messages is ``Lease.precedence``, and not the number
-of the lease, which stands in the journal.
+stale ones are refused. ``lease`` in these messages is ``Lease.precedence``, and not the number of the lease,
+which stands in the journal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from everstep.backend.base import Member
 from everstep.failures import Kind
 from everstep.health.vitals import Finding, Vitals
-from everstep.protocol.peer_words import PeerAddress
+from everstep.protocol.peer_messages import PeerAddress
 from everstep.protocol.script import Script
 from everstep.saved.reports import Part
 from everstep.saved.snapshots import At, Copy
@@ -21,7 +21,7 @@ from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
 WIRE_VERSION = 13
-"""Driver and agent compare it before anything else is said (``Attach``, ``Status``): of these two messages
+"""Driver and agent compare it before all other messages (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
 
@@ -35,7 +35,7 @@ class StreamFile(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """All that a worker is told when it starts."""
+    """All that a worker needs to know when it starts."""
 
     run_name: str
     run_folder: str
@@ -60,9 +60,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     storage_options: dict[str, str] = {}
     storage_limits: Limits = Limits()
     look_s: float = 1.0
-    """How often its agent looks at its progress."""
+    """How often its agent measures its progress."""
     quiet_s: float = 10.0
-    """Without progress for this long, its agent tells the driver how it does."""
+    """After this long without progress, its agent sends the driver its vitals."""
     spool: str = ""
     """Where files of asynchronous reports are pinned until they are uploaded; empty: the user's cache
     folder.
@@ -80,7 +80,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     kept: tuple[At, ...] = ()
     """That and others, which may still be needed."""
     snapshot_every: int = 0
-    """It takes a snapshot at one report in so many, until it is told otherwise; 0: at none."""
+    """It takes a snapshot at every n-th report, until the driver proposes another number; 0: at none."""
     memory_fraction: float = 0.0
     """Of its host's memory: how much all snapshots there may take."""
     validates: bool = False
@@ -95,7 +95,7 @@ class ToAgent(msgspec.Struct, frozen=True, tag=True):
 
 
 class Attach(ToAgent, frozen=True):
-    """The first word on a connection."""
+    """The first message on a connection."""
 
     version: int
     run: str
@@ -143,7 +143,7 @@ class Start(ToAgent, frozen=True):
     lease: int
     workers: list[WorkerSpec]
     sources: dict[int, list[PeerAddress]] = {}
-    """Who has the snapshot that they restore, by the ranks that took it, where it isn't here."""
+    """Where the snapshot is that they restore, by the ranks that took it, if it isn't here."""
 
 
 class CopySlot(ToAgent, frozen=True):
@@ -174,7 +174,7 @@ class Stop(ToAgent, frozen=True):
     grace_s: float
 
 
-class Tell(ToAgent, frozen=True):
+class ToWorkers(ToAgent, frozen=True, tag="Tell"):
     """Pass ``body`` (a framed ``ToWorker``) on to these ranks."""
 
     lease: int
@@ -184,8 +184,8 @@ class Tell(ToAgent, frozen=True):
 
 
 class Acknowledge(ToAgent, frozen=True):
-    """What these ranks said before ``offset`` is durable, and need not be kept. ``state`` sums it up for a
-    later driver.
+    """Messages of these ranks before ``offset`` are durable, and need not be kept. ``state`` sums them up for
+    a later driver.
     """
 
     lease: int
@@ -199,17 +199,19 @@ class Examine(ToAgent, frozen=True):
 
     lease: int
     epoch: int
-    look: int
+    check: int = msgspec.field(name="look")
 
 
 class Retire(ToAgent, frozen=True):
-    """You counted as lost: end your workers, and say when it is done."""
+    """The agent counted as lost: it ends its workers, and sends ``Status(retired=True)`` when
+    that is done.
+    """
 
     lease: int
 
 
 class RunLighthouse(ToAgent, frozen=True):
-    """Have torchft's lighthouse here: ``LighthouseUp`` once it listens. It is put back when it dies."""
+    """Run torchft's lighthouse here: ``LighthouseUp`` once it listens. It is restarted when it dies."""
 
     lease: int
     address: str
@@ -233,7 +235,7 @@ AnyToAgent = (
     | CopySlot
     | KeepSlots
     | Stop
-    | Tell
+    | ToWorkers
     | Acknowledge
     | Examine
     | Retire
@@ -296,15 +298,15 @@ class Held(msgspec.Struct, frozen=True):
     spec: WorkerSpec
     pid: int
     offset: int
-    """Where what it says again begins."""
+    """Where the messages begin that are sent again."""
     state: bytes
-    """What the earlier driver said of all that came before."""
+    """The earlier driver's summary of all that came before."""
     stopping: bool = False
     """The earlier driver had told it to end."""
 
 
 class Inventory(FromAgent, frozen=True):
-    """Answers a later driver's claim: what runs here, also what has ended. What they said follows."""
+    """Answers a later driver's claim: what runs here, also what has ended. The workers' messages follow."""
 
     workers: list[Held]
     lighthouse: str = ""
@@ -314,7 +316,7 @@ class Inventory(FromAgent, frozen=True):
 
 
 class HandedOver(FromAgent, frozen=True):
-    """Everything that was left from an earlier driver has been told; from here on it is news."""
+    """Everything that was left from an earlier driver has been sent; new messages follow."""
 
 
 class Output(FromAgent, frozen=True):
@@ -351,7 +353,7 @@ class Quiet(FromAgent, frozen=True):
 
 class Examined(FromAgent, frozen=True):
     epoch: int
-    look: int
+    check: int = msgspec.field(name="look")
     found: list[Finding]
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, assert_never
 
 from everstep.failures import Kind
 from everstep.health.vitals import Finding, StackPlace, Stage, Vitals
-from everstep.protocol import framing, wire, words
-from everstep.protocol.peer_words import PeerAddress
+from everstep.protocol import framing, wire, worker_messages
+from everstep.protocol.peer_messages import PeerAddress
 from everstep.saved.reports import Part
 from everstep.saved.snapshots import At
 from everstep.sim.memory import SimCopy, SimMemory
@@ -106,7 +106,7 @@ class SimAgent:
                 self.memory.keep_copies(message.kept)
             case wire.Stop():
                 self._stop(message)
-            case wire.Tell():
+            case wire.ToWorkers():
                 _tell(self, message)
             case wire.Acknowledge():
                 _acknowledge(self, message)
@@ -425,13 +425,13 @@ def look(agent: SimAgent, quiet_s: float) -> None:
 
 def examine(agent: SimAgent, message: wire.Examine) -> None:
     mine = [w for w in agent.workers.values() if w.spec.epoch == message.epoch and w.life in _PRESENT]
-    word = wire.Examined(message.epoch, message.look, [Finding(_vitals(w), _place(w)) for w in mine])
+    word = wire.Examined(message.epoch, message.check, [Finding(_vitals(w), _place(w)) for w in mine])
     agent.cluster.time.after(agent.cluster.rng.uniform(0.1, 2.0), partial(agent.say, word))
 
 
-def _tell(agent: SimAgent, message: wire.Tell) -> None:
+def _tell(agent: SimAgent, message: wire.ToWorkers) -> None:
     for body in framing.Frames().feed(message.body):
-        word = words.to_worker.decode(body)
+        word = worker_messages.to_worker.decode(body)
         for rank in message.ranks:
             worker = agent.workers.get((message.epoch, rank))
             if worker is not None:

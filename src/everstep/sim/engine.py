@@ -15,7 +15,7 @@ import cloudpickle
 from everstep.engine.base import EngineRequest, SideTask, SideTaskDiedError, Sink
 from everstep.failures import Failure, Kind
 from everstep.protocol import wire
-from everstep.protocol.peer_words import PeerAddress
+from everstep.protocol.peer_messages import PeerAddress
 from everstep.sim.reservations import SimReservations
 from everstep.sim.time import Process, RuleBroken, VirtualTime
 from everstep.topology.slices import HostId, HostView, SliceName

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.errors import StorageError
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 from everstep.saved.reports import Part
 from everstep.snapshots.layout import index_file
 from everstep.storage import checkpoints
@@ -33,7 +33,7 @@ class Saving:
         self._data = str(step).encode()
         self._held = held
 
-    def upload(self, report: words.Report) -> None:
+    def upload(self, report: worker_messages.Report) -> None:
         """The files, then the part, then the report: a worker may die in between."""
         try:
             self._create_file()
@@ -42,7 +42,7 @@ class Saving:
             return
         self._worker.later(self._worker.cluster.rng.uniform(0.0, 0.3), partial(self._bring, report))
 
-    def _bring(self, report: words.Report) -> None:
+    def _bring(self, report: worker_messages.Report) -> None:
         try:
             part = self._create_part()
         except StorageError as error:
@@ -67,9 +67,9 @@ class Saving:
         if worker.is_dead:
             agent.uploaded(worker, self._index, part, why_not)
         elif part is not None:
-            worker.say(words.PartDone(part))
+            worker.say(worker_messages.PartDone(part))
         else:
-            worker.say(words.PartFailed(self._index, why_not))
+            worker.say(worker_messages.PartFailed(self._index, why_not))
 
     def _file(self) -> str:
         rank = self._worker.rank

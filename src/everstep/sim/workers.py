@@ -17,7 +17,7 @@ from everstep.agent.spool import Spool
 from everstep.driver.streams import Summary
 from everstep.errors import StorageError
 from everstep.failures import Kind
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.saved.reports import Part
 from everstep.saved.snapshots import At
 from everstep.sim.memory import SimCopy
@@ -64,10 +64,10 @@ class SaveWish:
         self.holds = False
         self.held = 0
         """The report with whose commit it goes on, or 0."""
-        self.pending: tuple[int, words.AnyValue] | None = None
-        self._scheduled: list[tuple[int, words.AnyValue]] = []
+        self.pending: tuple[int, worker_messages.AnyValue] | None = None
+        self._scheduled: list[tuple[int, worker_messages.AnyValue]] = []
 
-    def agreed(self, word: words.Agree) -> None:
+    def agreed(self, word: worker_messages.Agree) -> None:
         if self.pending is not None and self.pending[0] == word.number:
             self._scheduled.append((word.start, self.pending[1]))
             self.pending = None
@@ -79,7 +79,7 @@ class SaveWish:
     def at_call(self, call: int) -> bool:
         while self._scheduled and self._scheduled[0][0] <= call:
             value = self._scheduled.pop(0)[1]
-            if isinstance(value, words.WantCheckpoint):
+            if isinstance(value, worker_messages.WantCheckpoint):
                 self.holds = bool(value.reason)
         return self.holds
 
@@ -168,10 +168,12 @@ class SimWorker:
         if why_not is not None:
             cluster.fault()
             damaged = "" if spec.snapshot is not None else spec.checkpoint or ""
-            self.say(words.Raised(why_not, "", False, cluster.time.now, False, damaged, spec.snapshot))
+            self.say(
+                worker_messages.Raised(why_not, "", False, cluster.time.now, False, damaged, spec.snapshot)
+            )
             self.exit(1, None)
             return
-        self.say(words.Hello(self.pid))
+        self.say(worker_messages.Hello(self.pid))
         self.life = SimLife.JOINING
         if cluster.chance(cluster.scenario.failed_rendezvous):
             cluster.fault()
@@ -220,7 +222,7 @@ class SimWorker:
         if self.life is SimLife.JOINING and not self.stuck:
             self.life = SimLife.TRAINING
             self.moved = self.cluster.time.now
-            self.say(words.Joined())
+            self.say(worker_messages.Joined())
 
     # ------------------------------------------------------------------ training
 
@@ -259,7 +261,7 @@ class SimWorker:
     def _copied_behind(self, slot: int, copy: SimCopy) -> None:
         """It was taken while training went on."""
         self.agent.memory.finish(self.rank, slot, copy)
-        self.say(words.SnapshotTaken(copy.at.report, 0.0, 0.0))
+        self.say(worker_messages.SnapshotTaken(copy.at.report, 0.0, 0.0))
 
     def _report(self, step: int, *, taken: bool, taking: bool) -> None:
         cluster, scenario = self.cluster, self.cluster.scenario
@@ -269,7 +271,7 @@ class SimWorker:
         index = self.reports
         asked = self.wish.at_call(index)
         raw = msgspec.Raw(self.metrics(index))
-        report = words.Report(index, raw, taken=taken, taking=taking)
+        report = worker_messages.Report(index, raw, taken=taken, taking=taking)
         saves = step % scenario.checkpoint_every == 0 or asked
         lacks = self.spec.assignment.group_rank != 0 and cluster.rng.random() < scenario.partless
         saving = Saving(self, index, step, asked)
@@ -284,11 +286,11 @@ class SimWorker:
         else:
             self.later(cluster.rng.uniform(0.0, 0.5), partial(saving.upload, report))
 
-    def _reported(self, report: words.Report) -> None:
+    def _reported(self, report: worker_messages.Report) -> None:
         self.say(report)
         self.busy -= 1
 
-    def saved(self, report: words.Report, part: Part | None, why_not: str) -> None:
+    def saved(self, report: worker_messages.Report, part: Part | None, why_not: str) -> None:
         index = report.index
         if part is not None and part.held and not self.group.undriven:
             # It makes no further step before the commit, for as long as it is told to wait.
@@ -297,7 +299,7 @@ class SimWorker:
             self.wish.held = index
         self._reported(msgspec.structs.replace(report, part=part, owed=part is None))
         if part is None:
-            self.say(words.PartFailed(index, why_not))
+            self.say(worker_messages.PartFailed(index, why_not))
 
     def _let_go(self, index: int) -> None:
         if self.wish.held == index:
@@ -306,7 +308,7 @@ class SimWorker:
 
     def finish(self) -> None:
         self.life = SimLife.RETURNED
-        self.say(words.Returned(None))
+        self.say(worker_messages.Returned(None))
 
     def metrics(self, index: int) -> bytes:
         spec = self.spec
@@ -315,21 +317,21 @@ class SimWorker:
 
     # ------------------------------------------------------------------ being told
 
-    def told(self, word: words.AnyToWorker) -> None:
+    def told(self, word: worker_messages.AnyToWorker) -> None:
         if self.life is SimLife.DEAD:
             return
         match word:
-            case words.Propose():
+            case worker_messages.Propose():
                 self.wish.pending = (word.number, word.value)
-                self.say(words.Counted(word.number, self.reports))
+                self.say(worker_messages.Counted(word.number, self.reports))
                 self.later(_PATIENCE_S, partial(self.wish.tire_of, word.number))
-            case words.Agree():
+            case worker_messages.Agree():
                 self.wish.agreed(word)
-            case words.Kept():
+            case worker_messages.Kept():
                 self.own.kept = word.kept
                 if self.own.open is not None and self.own.open <= word.upto:
                     self.own.open = None
-            case words.CommitTold():
+            case worker_messages.CheckpointSettled():
                 self._let_go(word.index)
             case _:
                 pass
@@ -351,7 +353,7 @@ class SimWorker:
 
     def raise_(self, message: str, *, echo: bool) -> None:
         joined = self.life is SimLife.TRAINING
-        self.say(words.Raised(message, "", echo, self.cluster.time.now, joined))
+        self.say(worker_messages.Raised(message, "", echo, self.cluster.time.now, joined))
         self.exit(1, None)
 
     def exit(self, code: int | None, signal: int | None, *, by_us: bool = False, oom: bool = False) -> None:

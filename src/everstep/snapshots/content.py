@@ -95,7 +95,7 @@ def digest(sums: Callable[[mmap.mmap], bytes], segment: Segment) -> bytes:
 class InMemory:
     """A snapshot in the memory of hosts, for a rank of as many as saved it, or of another number.
 
-    ``find`` gives a rank's slot with these of its files, from wherever it is.
+    ``find`` gives a rank's slot with these of its files, from any host.
     """
 
     def __init__(

@@ -37,14 +37,14 @@ class UnderWay:
         if self._error is not None:
             raise self._error
 
-    def complete_later(self, tell: Callable[[float, float], None]) -> None:
-        """In the background, and then tell how long training was held up, and how long it took."""
+    def complete_later(self, done: Callable[[float, float], None]) -> None:
+        """In the background, then call ``done``: how long training was held up, and how long it took."""
 
         def run() -> None:
             try:
                 held_s = self._complete()
-                tell(held_s, time.monotonic() - self._began)
-            except BaseException as error:  # raised by whoever needs the snapshot, or its room
+                done(held_s, time.monotonic() - self._began)
+            except BaseException as error:  # raised where the snapshot, or its room, is needed next
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="everstep-snapshot", daemon=True)

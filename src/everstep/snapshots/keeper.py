@@ -1,4 +1,4 @@
-"""A rank's snapshots: taken into slots, and kept there for as long as somebody may need them.
+"""A rank's snapshots: taken into slots, and kept there for as long as they may be needed.
 
 Slots lie in memory of the host, which outlives this process. One of them holds the snapshot that every rank
 has; another one that this rank has taken since, and of which it isn't known yet whether every rank has it.
@@ -29,7 +29,7 @@ MOST = 4
 
 
 class HostMemory(Protocol):
-    """Slots that outlive this process, from whoever owns them, and who writes what is in them to storage.
+    """Slots that outlive this process. Their owner writes them to storage.
 
     Used from the training function's thread only.
     """
@@ -50,7 +50,7 @@ class HostMemory(Protocol):
         ...
 
     def find(self, at: At, rank: int, files: Sequence[str]) -> Slot | None:
-        """What a rank had then, and these of its files, from wherever it is; None: nobody has it."""
+        """What a rank had then, and these of its files, from any host; None: no host has it."""
         ...
 
     def drop(self, number: int) -> None: ...
@@ -128,7 +128,7 @@ class Keeper:
             self._changed.notify_all()
 
     def undriven(self, now: bool) -> None:
-        """Nobody is there to say what every rank has."""
+        """Whether there is no driver, which could know what every rank has."""
         with self._changed:
             self._undriven = now
             self._changed.notify_all()
@@ -199,12 +199,12 @@ class Keeper:
         if copying is not None:
             copying.complete()
 
-    def complete_later(self, tell: Callable[[float, float], None]) -> None:
-        """Have that done in the background, and ``tell`` called then: how many seconds training was held up,
+    def complete_later(self, done: Callable[[float, float], None]) -> None:
+        """Have that done in the background, and ``done`` called then: how many seconds training was held up,
         and how many it took.
         """
         if self._copying is not None:
-            self._copying.complete_later(tell)
+            self._copying.complete_later(done)
 
     def store(self, taken: Taken, share: Share, *, held: bool) -> None:
         """Write it to storage, in the background. It has to be whole."""
@@ -226,7 +226,7 @@ class Keeper:
         return {name: layout.size for name, layout in self._layouts.items()}
 
     def _free(self, remember: bool) -> int | None:
-        """A slot that nobody needs; None: there is no room for it."""
+        """A slot that isn't needed; None: there is no room for it."""
         own = self._own()
         self._drop(lambda slot: {name: file.size for name, file in slot.files.items()} != self._sizes)
         while True:
@@ -255,7 +255,9 @@ class Keeper:
             return label is not None and label.at in (*self._kept, self._open)
 
     def _drop(self, is_superfluous: Callable[[Slot], bool]) -> None:
-        """Give back slots that nobody needs: of another state than this one, say of code that has changed."""
+        """Give back slots that aren't needed: of another state than this one, say of code that
+        has changed.
+        """
         own, storing = self._own(), self._memory.storing()
         for number, slot in list(own.items()):
             if number not in storing and not self._is_needed(slot) and is_superfluous(slot):

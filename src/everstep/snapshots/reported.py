@@ -18,7 +18,7 @@ from everstep.storage.checkpoints import Share
 
 
 class GivenSnapshot(NamedTuple):
-    """What a worker is told of the snapshot that it starts from."""
+    """The snapshot that a worker starts from."""
 
     at: At
     ranks: int

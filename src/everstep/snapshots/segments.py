@@ -1,8 +1,8 @@
 """Memory that outlives the process that fills it, for as long as another one holds a descriptor of it.
 
-A slot holds one snapshot of one rank: its files, and notes that say what they are. The notes say that the
-snapshot is whole, and that is written last and taken back first: whoever is killed while it writes leaves a
-slot that nobody takes for a snapshot.
+A slot holds one snapshot of one rank: its files, and notes that describe them. The notes have a mark that the
+snapshot is whole, which is written last and cleared first: a process that is killed while it writes leaves a
+slot without the mark.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Segment:
         return self._map
 
     def before_unmapping(self, release: Callable[[], None]) -> None:
-        """Have this called before the mapping goes: for a device that was told of it."""
+        """Have this called before the mapping goes: for a device with which it is registered."""
         self._before_unmapping.append(release)
 
     def unmap(self) -> None:
@@ -97,7 +97,7 @@ class Label(msgspec.Struct, frozen=True):
 
 
 class FileContent(msgspec.Struct, frozen=True, array_like=True):
-    """Two files of equal content are the same, wherever they are."""
+    """Two files of equal content are the same, in any slot and on any host."""
 
     size: int
     digest: bytes

@@ -62,7 +62,7 @@ class Flattened:
 
 
 def rebuild(tree: Mapping[str, Any], tensor: Callable[[str, Path], Any]) -> dict[str, Any]:
-    """The values that a tree was made of. ``tensor`` gives the tensor of a name, and is told its place."""
+    """The values that a tree was made of. ``tensor(name, path)`` gives a tensor."""
 
     def decode(value: Any, path: Path) -> Any:
         if isinstance(value, list):

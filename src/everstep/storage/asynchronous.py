@@ -169,7 +169,7 @@ async def _on_a_thread(work: Callable[[], Found]) -> Found:
         result, error = None, None
         try:
             result = work()
-        except BaseException as raised:  # handed to whoever awaits it
+        except BaseException as raised:  # handed to the coroutine that awaits it
             error = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)

@@ -1,4 +1,4 @@
-"""Uploads that go on behind training's back."""
+"""Uploads in the background."""
 
 from __future__ import annotations
 

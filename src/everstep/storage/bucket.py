@@ -239,7 +239,7 @@ class BucketStore:
             try:
                 obstore.delete(self._objects, waiting)
             except FileNotFoundError as error:
-                _judge_missing(error)
+                _raise_if_no_bucket(error)
                 # A store that minds, and may have stopped at it: one by one, then.
                 for key in waiting:
                     try:
@@ -264,7 +264,7 @@ class BucketStore:
                     return None
                 return FileRecord(key, len(data), hashlib.sha256(data).hexdigest())
             # Stores can refuse a second create for one request, not for a file in pieces. So the name is
-            # taken first, by a small object that says whose it is, and then written over by its owner.
+            # taken first, by a small object that names its owner, who then writes over it.
             if not self.create(key, f"everstep: {owner} is writing this".encode()):
                 return self._already_whole(source, key, size)
             limit_s = self._bucket.limits.transfer_s(size)
@@ -294,7 +294,7 @@ class BucketStore:
                 max_concurrency=_pieces_at_once(piece, beside),
             )
         except FileNotFoundError as error:
-            _judge_missing(error)
+            _raise_if_no_bucket(error)
             # The answer to the last piece was lost, and what is done can't be called off. Send it again.
             raise ConnectionResetError(str(error)) from error
         return FileRecord(key, hashing.size, hashing.digest.hexdigest())
@@ -373,7 +373,7 @@ class BucketStore:
         try:
             return obstore.get(self._objects, self._key(key)).bytes().to_bytes()
         except FileNotFoundError as error:
-            _judge_missing(error)
+            _raise_if_no_bucket(error)
             return None
 
     def _size(self, key: str) -> int | None:
@@ -383,7 +383,7 @@ class BucketStore:
             try:
                 return obstore.head(self._objects, self._key(key))["size"]
             except FileNotFoundError as error:
-                _judge_missing(error)
+                _raise_if_no_bucket(error)
                 return None
 
         return self._try("look at", key, head)
@@ -441,7 +441,7 @@ def _pieces_at_once(piece: int, beside: int) -> int:
     return max(1, MAX_BUFFERS // (1 + beside) // piece)
 
 
-def _judge_missing(error: FileNotFoundError) -> None:
+def _raise_if_no_bucket(error: FileNotFoundError) -> None:
     """An object that isn't there is an answer; a bucket that isn't is an error."""
     if any(word in str(error) for word in _NO_BUCKET):
         raise error

@@ -83,7 +83,7 @@ class PartRecord(msgspec.Struct, frozen=True):
     rank: int
     files: list[FileRecord]
     external: str | None = None
-    """Where the checkpoint is, if somebody else put it there (``NO_UPLOAD``)."""
+    """Where the checkpoint is, if the user's code put it there (``NO_UPLOAD``)."""
     format: int = 1
     epoch: int = 0
     index: int = 0
@@ -126,11 +126,11 @@ class Manifest(msgspec.Struct, frozen=True):
     seal: str = ""
     """A digest of everything else here: an entry that is changed or dropped is noticed."""
     validation: bytes = b""
-    """How it is to be validated; empty: nobody has asked for it."""
+    """How it is to be validated; empty: it isn't."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What two manifests of one checkpoint have in common, whoever writes them."""
+        """What two manifests of one checkpoint have in common, also if two drivers write them."""
         return (self.epoch, self.index, self.group, self.generation, self.files, self.external)
 
 
@@ -199,7 +199,7 @@ def upload_part(store: Store, share: Share, source: Path, check: Callable[[], No
 def upload_files(
     store: Store, share: Share, sources: Mapping[str, Path], check: Callable[[], None] = lambda: None
 ) -> Part:
-    """Upload this rank's files into the checkpoint, durably, and then say so with a part record.
+    """Upload this rank's files into the checkpoint, durably, and then write the part record.
 
     Doing it again with the same files, say after a crash, comes to the same part. Where two ranks bring a
     file of the same name, the first one's stays, and the other's part says so. ``check`` is called between
@@ -242,7 +242,7 @@ def record_part(
     external: str | None = None,
     taken: list[FileRecord] | None = None,
 ) -> Part:
-    """Say what this rank has brought. Its files are there already."""
+    """Write the record of this rank's part. Its files are there already."""
     record = PartRecord(
         share.rank,
         files,
@@ -292,8 +292,8 @@ async def commit(
 ) -> Manifest:
     """Write the manifest: from here on the checkpoint exists. Again from the same parts, it is the same.
 
-    A ``StorageError`` leaves open whether it was written; asking again tells. ``CommittedOtherwiseError``,
-    ``ConflictingPartsError`` and ``DamagedCheckpointError`` are final.
+    A ``StorageError`` leaves open whether it was written; committing again shows.
+    ``CommittedOtherwiseError``, ``ConflictingPartsError`` and ``DamagedCheckpointError`` are final.
     """
     manifest = _manifest_from(store.address(ref.folder), ref, parts, metrics)
     if await store.call(lambda blocking: _create_manifest(blocking.child(ref.folder), manifest)):
@@ -307,7 +307,7 @@ async def commit(
 
 
 def _create_manifest(checkpoint: Store, manifest: Manifest) -> bool:
-    """Beside its files, in one step with looking for them: what a rank has brought may lie in a folder that
+    """Check that the files are there and write the manifest, in one step: the files may be in a folder that
     had this name before, and was moved away.
     """
     there = {file.path: file for file in checkpoint.list()}
@@ -374,8 +374,8 @@ def _check_conflicts(records: list[PartRecord], files: Mapping[str, FileRecord])
 
 
 async def make_void(store: AsyncStore, folder: str) -> bool:
-    """Make sure that a folder can't become a checkpoint any more, whoever is about to commit it. False: it is
-    one already.
+    """Make sure that a folder can't become a checkpoint any more, even if another driver is about to commit
+    it. False: it is one already.
     """
     tombstone = sealed(Manifest(FORMAT, 0, 0, [], void=True))
     if await store.create(f"{folder}/{MANIFEST}", msgspec.json.encode(tombstone)):
@@ -403,7 +403,7 @@ def _manifest_in(data: bytes | None, checkpoint: str) -> Manifest | None:
 async def whole_by_parts(store: AsyncStore, folder: str) -> list[PartRecord]:
     """The parts of a checkpoint that every rank has brought one of, from the lowest rank up; else nothing.
 
-    Where only some ranks save, the others' silence can't be told from their absence by looking at storage.
+    Where only some ranks save, storage doesn't show whether the others have nothing to save or aren't done.
     """
     address = store.address(folder)
     parts: dict[int, PartRecord] = {}
@@ -454,8 +454,8 @@ def _decode(data: bytes, kind: type[Format], checkpoint: str, file: str) -> Form
 
 
 def _seal_holds(data: bytes) -> bool:
-    """Looked at before anything that it says is believed, its format included. Manifests of formats 1 and 2
-    have none, nor have parts of earlier versions.
+    """Checked before anything in it is used, its format included. Manifests of formats 1 and 2 have none, nor
+    have parts of earlier versions.
     """
     plain = msgspec.json.decode(data)
     seal = plain.get("seal")
@@ -466,7 +466,7 @@ def _seal_holds(data: bytes) -> bool:
 
 
 async def list_folders(store: AsyncStore) -> list[str]:
-    """Every checkpoint's folder in the run, committed or not. Other folders there are somebody else's."""
+    """Every checkpoint's folder in the run, committed or not. Other folders there aren't Everstep's."""
     names = {file.path.removeprefix(f"{NAMES}/") for file in await store.list(NAMES)}
 
     def is_checkpoint(folder: str) -> bool:

@@ -50,7 +50,7 @@ class FolderStore:
 
     def create(self, key: str, data: bytes) -> bool:
         target = self._path(key)
-        with _written(target):
+        with _while_writing(target):
             make_private(target.parent)
             with Draft(target.parent) as draft:
                 draft.write(memoryview(data))
@@ -62,7 +62,7 @@ class FolderStore:
 
     def replace(self, key: str, data: bytes) -> None:
         target = self._path(key)
-        with _written(target):
+        with _while_writing(target):
             make_private(target.parent)
             with Draft(target.parent, named=True) as draft:
                 draft.write(memoryview(data))
@@ -72,7 +72,7 @@ class FolderStore:
     def read(self, key: str) -> bytes | None:
         target = self._path(key)
         try:
-            with _told(target):
+            with _as_storage_errors(target):
                 return target.read_bytes()
         except FileNotFoundError:
             return None
@@ -81,14 +81,14 @@ class FolderStore:
         target = self._path(key)
         try:
             # Not is_file(), which says False for anything that a disk may answer (from Python 3.14 on).
-            with _told(target):
+            with _as_storage_errors(target):
                 return stat.S_ISREG(target.stat().st_mode)
         except FileNotFoundError:
             return False
 
     def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
         top = self._path(prefix) if prefix else self.root
-        with _told(top):
+        with _as_storage_errors(top):
             # What was removed since it was listed may have been replaced by what wasn't: look again.
             while (found := self._files_now(top, after)) is None:
                 pass
@@ -109,7 +109,7 @@ class FolderStore:
     def folders(self, prefix: str = "") -> Sequence[str]:
         top = self._path(prefix) if prefix else self.root
         try:
-            with _told(top), os.scandir(top) as entries:
+            with _as_storage_errors(top), os.scandir(top) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir())
         except FileNotFoundError:
             return []
@@ -118,7 +118,7 @@ class FolderStore:
         changed = set()
         for key in keys:
             target = self._path(key)
-            with _told(target):
+            with _as_storage_errors(target):
                 try:
                     target.unlink()
                 except (FileNotFoundError, NotADirectoryError):
@@ -129,24 +129,24 @@ class FolderStore:
 
     def clear(self, prefix: str) -> None:
         target = self._path(prefix)
-        with _told(target):
-            if target.is_symlink():  # what lies elsewhere was put there by somebody else
+        with _as_storage_errors(target):
+            if target.is_symlink():  # the folder that it leads to isn't ours
                 target.unlink()
             while target.is_dir():
                 try:
                     shutil.rmtree(target)
                 except FileNotFoundError:
-                    continue  # somebody else removes it, too
+                    continue  # another process removes it, too
                 _sync_unless_gone(target.parent)
 
     def upload(self, source: Path, key: str, owner: str, beside: int = 0) -> FileRecord | None:
         target = self._path(key)
-        with source.open("rb", buffering=0) as stream, _written(target):
+        with source.open("rb", buffering=0) as stream, _while_writing(target):
             make_private(target.parent)
             with Draft(target.parent) as draft:
                 size, digest = pump(stream, draft.write, source.stat().st_size)
                 created = draft.publish(target)
-            # Taken: by us before a crash, if the bytes are the same; else by somebody else.
+            # Taken: by us before a crash, if the bytes are the same; else by another writer.
             if not created and (target.stat().st_size != size or digest_of(target)[1] != digest):
                 return None
             self._sync_up(target.parent)
@@ -163,7 +163,7 @@ class FolderStore:
     ) -> FileRecord:
         source = self._path(key)
         try:
-            with _told(source):
+            with _as_storage_errors(source):
                 stream = source.open("rb", buffering=0)
         except FileNotFoundError:
             raise DamagedCheckpointError(self.address(), key, "is missing") from None
@@ -176,7 +176,7 @@ class FolderStore:
 
     def digest(self, key: str) -> FileRecord | None:
         try:
-            with _told(self._path(key)):
+            with _as_storage_errors(self._path(key)):
                 return FileRecord(key, *digest_of(self._path(key)))
         except FileNotFoundError:
             return None
@@ -261,8 +261,8 @@ class Draft:
 
 @contextmanager
 def draft_of(target: Path) -> Iterator[Draft]:
-    """A draft beside a file of the user's; errors are told as a store's are."""
-    with _told(target):
+    """A draft beside a file of the user's; errors are raised as a store's are."""
+    with _as_storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with Draft(target.parent, named=True, mode=0o666) as draft:
             yield draft
@@ -332,7 +332,7 @@ def sync_folder(folder: Path) -> None:
 
 def _sync_unless_gone(folder: Path) -> None:
     """Make a removal durable. Of a folder that was removed meanwhile no names are left to keep."""
-    with _told(folder), suppress(FileNotFoundError):
+    with _as_storage_errors(folder), suppress(FileNotFoundError):
         sync_folder(folder)
 
 
@@ -350,7 +350,7 @@ def make_private(folder: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_storage_errors(path: Path) -> Iterator[None]:
     """The system's errors as ours. That something isn't there is for the caller to judge."""
     try:
         yield
@@ -370,10 +370,10 @@ def _told(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """The same, where only somebody else can make a folder go missing. It may be tried again."""
+def _while_writing(path: Path) -> Iterator[None]:
+    """The same, where a missing folder was removed by another process. It may be tried again."""
     try:
-        with _told(path):
+        with _as_storage_errors(path):
             yield
     except FileNotFoundError as error:
         raise StorageError(

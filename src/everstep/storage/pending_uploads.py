@@ -46,7 +46,7 @@ class PendingUpload(msgspec.Struct, frozen=True):
 
 
 def default_spool() -> Path:
-    """Where jobs lie if nothing else is said."""
+    """Where jobs lie by default."""
     return default_cache().parent / "spool"
 
 
@@ -88,7 +88,7 @@ def take(spool: Path, run: str, share: Share, source: Path, *, keep: bool) -> Pa
 
 
 def finish(job: Path, store: Store) -> Part:
-    """Do a job, or do it again: it comes to the same part. ``forget`` it when the part has been told."""
+    """Do a job, or do it again, with the same part as result. ``forget`` it once the driver has the part."""
     what = read(job)
     _check_unchanged(what)
     return upload_part(store, what.share, Path(what.place), check=lambda: _check_unchanged(what))
@@ -102,12 +102,12 @@ def read(job: Path) -> PendingUpload:
 
 
 def pending(spool: Path) -> list[Path]:
-    """Jobs that are not done, or not told, oldest first."""
+    """Jobs that are not done, or whose part the driver may not have, oldest first."""
     return sorted(spool.glob(f"*/{JOB}"), key=lambda job: job.stat().st_mtime_ns)
 
 
 def forget(job: Path) -> None:
-    """The part has been told, or will never be: let go of the files."""
+    """The driver has the part, or will never get it: let go of the files."""
     try:
         place = Path(read(job).place)
     except FileNotFoundError:

@@ -19,8 +19,8 @@ def shared_temporary() -> Path:
 
 
 def private_folder(folder: Path, variable: str) -> Path:
-    """Make it, or find that it is ours: a folder, not a link to one, that nobody else can look into. Another
-    user may have been quicker. ``variable`` is what a user can set to have another.
+    """Make it, or check that it is ours: a folder, not a link to one, that nobody else can read. Another user
+    may have made one of this name. ``variable`` is what a user can set to have another.
     """
     remedy = f"remove it, or set {variable} to a folder of yours"
     try:

@@ -1,13 +1,13 @@
 """Getting a committed checkpoint back, whole or not at all.
 
-Every size and digest is compared with the manifest, once a host: what was found is kept in a cache folder
-that all worker processes of the host share, with each file's time stamps, so that a restart pays for a look
-at the files and not for reading them. Digests are compared for folders, too: it costs about the time that
-reading the files takes anyway, once, and a flipped bit is found in no other way.
+Every size and digest is compared with the manifest, once a host: the result is kept in a cache folder that
+all worker processes of the host share, with each file's time stamps, so that a restart only reads the time
+stamps and not the files. Digests are compared for folders, too: it costs about the time that reading the
+files takes anyway, once, and a flipped bit is found in no other way.
 
-A remote checkpoint is downloaded into the same cache. A copy is named after its manifest, too, so one that is
-whole needs no more than a look at that. The address alone won't do: whoever removes a run and starts another
-of the same name has other checkpoints there.
+A remote checkpoint is downloaded into the same cache. A copy is named after its manifest, too, so that for a
+whole copy only the manifest is read. The address alone isn't enough: a run may be removed, and another one of
+the same name started.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ KEPT_COPIES = 2
 WORTH_A_THREAD = 1 << 20
 """Bytes of a checkpoint from which on two threads read it faster than one."""
 UNUSED_S = 7 * 24 * 3600.0
-"""Copies that nobody has asked for in this long go, whatever run they are of."""
+"""Copies that were not used for this long are removed, of all runs."""
 
 _POLL_S = 0.02
 
 
 def default_cache() -> Path:
-    """Where copies of remote checkpoints lie if nothing else is said: on a disk, and the user's alone."""
+    """Where copies of remote checkpoints lie by default: on a disk, and the user's alone."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     above = base
     while not above.exists():
         above = above.parent
     if os.access(above, os.W_OK):
         return base / "everstep" / "checkpoints"
-    # A container whose user has no home. Others may write to the temporary folder: it must be ours already.
+    # A container whose user has no home. Others can write to the temporary folder, too: ours must be private.
     shared = shared_temporary() / f"everstep-cache-{os.getuid()}"
     return private_folder(shared, "XDG_CACHE_HOME") / "checkpoints"
 
@@ -78,7 +78,7 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
         named = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
         logger.warning("checkpoint %s: %s was added after it was committed", checkpoint.address(), named)
 
-    def look(expected: FileRecord) -> None:
+    def check(expected: FileRecord) -> None:
         found = checkpoint.digest(expected.path)
         if found is None:
             raise DamagedCheckpointError(checkpoint.address(), expected.path, "is missing")
@@ -86,11 +86,11 @@ def verify(checkpoint: Store, *, digests: bool = True) -> Manifest:
 
     if digests and sum(file.size for file in manifest.files) > WORTH_A_THREAD:
         with ThreadPoolExecutor(2, thread_name_prefix="everstep-verify") as pool:
-            for _ in pool.map(look, _compared(manifest)):
+            for _ in pool.map(check, _compared(manifest)):
                 pass
     elif digests:
         for file in _compared(manifest):
-            look(file)
+            check(file)
     return manifest
 
 
@@ -136,7 +136,7 @@ def borrow(checkpoint: Store, cache: Path) -> Iterator[Path]:
         except OSError as error:
             if not checkpoint.is_local:
                 raise no_room(cache, error, "XDG_CACHE_HOME") from error
-            verify(checkpoint)  # what is found can't be kept: each process looks for itself, then
+            verify(checkpoint)  # the result can't be kept: each process verifies for itself, then
         yield entry.place
 
 
@@ -236,7 +236,7 @@ def _visible(paths: Iterable[str]) -> set[str]:
 # ---------------------------------------------------------------------- what this host knows
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class _TimeStamps(msgspec.Struct, frozen=True):
     """A file as it was when its digest was compared."""
 
     path: str
@@ -249,7 +249,7 @@ class _Verified(msgspec.Struct, frozen=True):
     address: str
     boot: str
     """Copies aren't synced: after a reboot nothing is taken for granted."""
-    files: list[_Seen]
+    files: list[_TimeStamps]
 
 
 class _Entry:
@@ -259,7 +259,7 @@ class _Entry:
         self._address = checkpoint.address()
         run, _, folder = self._address.rpartition("/")
         self.run = hashlib.sha256(run.encode()).hexdigest()[:12]
-        which = folder.encode() if checkpoint.is_local else folder.encode() + _written(checkpoint)
+        which = folder.encode() if checkpoint.is_local else folder.encode() + _manifest_bytes(checkpoint)
         name = f"{self.run}-{hashlib.sha256(which).hexdigest()[:12]}"
         self.place = Path(self._address) if checkpoint.is_local else cache / name
         self.mark = cache / f"{name}.verified"
@@ -274,7 +274,7 @@ class _Entry:
         return (
             mark.address == self._address
             and mark.boot == kernel.boot_id()
-            and all(_look(self.place, file.path) == file for file in mark.files)
+            and all(_time_stamps(self.place, file.path) == file for file in mark.files)
             and _visible(map(Path.as_posix, files_below(self.place))) <= {file.path for file in mark.files}
         )
 
@@ -282,26 +282,26 @@ class _Entry:
         paths = [MANIFEST, *(file.path for file in _compared(manifest))]
         if manifest.external is not None:
             paths = [MANIFEST]
-        seen = [_look(self.place, path) for path in paths]
+        seen = [_time_stamps(self.place, path) for path in paths]
         mark = _Verified(self._address, kernel.boot_id(), [file for file in seen if file is not None])
         with Draft(self.mark.parent, named=True) as draft:
             draft.write(memoryview(msgspec.json.encode(mark)))
             draft.replace(self.mark, durable=False)
 
 
-def _written(checkpoint: Store) -> bytes:
+def _manifest_bytes(checkpoint: Store) -> bytes:
     manifest = checkpoint.read(MANIFEST)
     if manifest is None:
         raise DamagedCheckpointError(checkpoint.address(), MANIFEST, "is missing")
     return manifest
 
 
-def _look(place: Path, path: str) -> _Seen | None:
+def _time_stamps(place: Path, path: str) -> _TimeStamps | None:
     try:
         stat = (place / path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _Seen(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return _TimeStamps(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 def _evict(cache: Path, current: _Entry) -> None:

@@ -1,4 +1,4 @@
-"""The stores by the scheme of their address. Imports nothing: configs ask, too."""
+"""The stores by the scheme of their address. Imports nothing, since configs need it, too."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ class BucketScheme(NamedTuple):
     """What the variables begin with that it takes options from."""
     example: str
     no_bucket: tuple[str, ...]
-    """What its service says where there is no such bucket. Such answers look like those about an object."""
+    """Parts of its service's errors for a missing bucket, which are otherwise like those for a missing
+    object.
+    """
     no_credentials: tuple[str, ...]
-    """What errors contain where it has none, which look like passing trouble."""
+    """Parts of errors for missing credentials, which are otherwise like temporary errors."""
 
 
 BUCKETS = {

@@ -1,8 +1,8 @@
 """Whether a host sees the same storage as the driver: the driver leaves a marker, and every host looks for
 it.
 
-A folder that isn't shared would otherwise take checkpoints that nobody can ever read together. The marker
-also says which lease was the last under which hosts were asked for anything.
+Without shared storage, each host would save its part of a checkpoint where the others can't read it. The
+marker also shows the last lease under which hosts were used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def last_marked(store: AsyncStore) -> int:
     return max(map(int, filter(is_numbered, names)), default=0)
 
 
-def look_for_marker(store: Store, marker: str) -> None:
+def find_marker(store: Store, marker: str) -> None:
     """Raise ``StorageAccessError`` if the run's storage, seen from here, isn't what the driver sees."""
     deadline = time.monotonic() + _PATIENCE_S
     while not store.exists(marker):

@@ -33,7 +33,7 @@ class FileRecord(msgspec.Struct, frozen=True):
     path: str
     size: int
     sha256: str
-    """Empty where nobody has read the bytes (a checkpoint that Everstep didn't upload)."""
+    """Empty where the bytes were not read (a checkpoint that Everstep didn't upload)."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Store(Protocol):
     def create(self, key: str, data: bytes) -> bool:
         """Put an object that must not exist yet, durably. True: the object is there, and holds ``data``.
 
-        False: it holds something else, which somebody else put. An answer that got lost is told apart by
-        reading back and comparing, so what two writers must not both believe to be theirs has to carry a
-        nonce of its writer in ``data``.
+        False: it holds something else, which another writer has put there. If the answer got lost, the object
+        is read back and compared. So where two writers must not both believe that theirs was first, ``data``
+        has to contain a nonce of its writer.
         """
         ...
 
@@ -188,7 +188,7 @@ def probe(store: Store) -> None:
                 "Azure or MinIO",
             )
     except StorageError as error:
-        with suppress(StorageError):  # the first error is the one to tell
+        with suppress(StorageError):  # the first error is the one to report
             store.delete([key])
         if store.is_local and isinstance(error.__cause__, FileNotFoundError):  # it was never there
             raise StorageAccessError(

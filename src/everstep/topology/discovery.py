@@ -19,7 +19,7 @@ TPU_TOPOLOGY = "ray.io/tpu-topology"
 TPU_POD_TYPE = "ray.io/tpu-pod-type"
 ACCELERATOR = "ray.io/accelerator-type"
 SLICE = "everstep.dev/slice"
-"""What Everstep's operator calls the slice of a node, whatever its accelerator."""
+"""The label of Everstep's operator for the slice of a node, with any accelerator."""
 SLICE_HOST = "everstep.dev/slice-host"
 """The node's place in it, from 0."""
 
@@ -37,7 +37,7 @@ class Machine:
     alive: bool = True
     name: str = ""
     hostname: str = ""
-    """Tells nobody apart; where nothing says more, hosts are in its order."""
+    """Only for the order of hosts, where no label gives one."""
 
 
 def views(machines: Iterable[Machine], wanted: Wanted) -> tuple[HostView, ...]:

@@ -42,7 +42,7 @@ class HostView(msgspec.Struct, frozen=True):
     """How many hosts the slice has when it is whole."""
     alive: bool = True
     free: bool = True
-    """Whether this run may use it: nobody else holds what the run asks for."""
+    """Whether this run may use it: nothing that it needs there is held by others."""
 
 
 class Slice(msgspec.Struct, frozen=True):

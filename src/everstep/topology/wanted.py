@@ -20,4 +20,4 @@ class Wanted:
     hosts_per_slice: int | None = None
     """How many hosts a domain of ``slice_label`` has; None: those that are there."""
     at_most: int | None = None
-    """Workers a host may have, whatever else it has room for."""
+    """Workers that a host may have at most, even if it has room for more."""

@@ -15,7 +15,7 @@ from everstep.snapshots.copying import Copying
 from everstep.snapshots.segments import Segment
 
 CHUNK = 32 << 20
-"""Bytes of a segment that a device is told of at once. It takes no work from training meanwhile."""
+"""Bytes of a segment that are registered with a device at once. It takes no work from training meanwhile."""
 BOUNCE = 32 << 20
 """Bytes that go to a device at once."""
 _PAGE = 4096
@@ -139,7 +139,7 @@ class StagedCopier:
         self._stages: dict[str, _Stage | None] = {}
         """Room inside the device for the tensors of each file; None: there is none."""
         self._registered: dict[Segment, list[int]] = {}
-        """Addresses of what the device was told of."""
+        """Addresses of chunks that are registered with the device."""
         self._bounces: deque[tuple[torch.Tensor, Any]] = deque()
         """What is on its way to the device, the oldest first, and when it is there."""
 
@@ -209,7 +209,7 @@ class StagedCopier:
         except torch.OutOfMemoryError:
             if copy:
                 raise
-            return saved  # whoever loads it copies it to where it has room already
+            return saved  # loading it copies it into a tensor that has room already
         source, target = _as_bytes(saved), _as_bytes(found)
         for start in range(0, source.numel(), BOUNCE):
             piece = source[start : start + BOUNCE]

@@ -52,7 +52,7 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc]
         self._taken = self._passing_over
         for batch in batches:
             self._taken += 1
-            if self._taken == len(self):  # nobody may ask for more: the next pass has an order of its own
+            if self._taken == len(self):  # the loop may end here: the next pass has an order of its own
                 self._taken, self._passing_over, self._began = 0, 0, None
             yield batch
 
@@ -73,7 +73,7 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc]
 
 class _From:
     """A sampler of batches without its first ones. It is one batch ahead, so that the order is drawn at once,
-    and whatever a sampler draws at its end is drawn before the last batch is used.
+    and a sampler that draws random numbers at its end draws them before the last batch is used.
     """
 
     def __init__(self, sampler: Any, passed_over: int) -> None:

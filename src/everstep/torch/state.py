@@ -1,4 +1,4 @@
-"""The training state of a torch program: saved and restored as one, whatever it is made of."""
+"""The training state of a torch program: all of its parts, saved and restored as one."""
 
 from __future__ import annotations
 

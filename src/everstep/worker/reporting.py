@@ -17,7 +17,7 @@ from everstep.checkpoint import Checkpoint, CheckpointUploadMode
 from everstep.errors import StorageError
 from everstep.health.vitals import StackPlace, Stage
 from everstep.process.step_times import StepTimes
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.protocol.metrics import NO_METRICS, encode_metrics, too_large
 from everstep.protocol.progress import Progress
 from everstep.snapshots.content import Restorable
@@ -76,7 +76,7 @@ class Reporting:
         self._uploads.raise_failed()
         self.index = index = self.index + 1
         restore_s, at = self._restoring.take_seconds(), time.monotonic()
-        self._send(framing.frame(words.Report(index, raw, restore_s=restore_s, pace=pace, at=at)))
+        self._send(framing.frame(worker_messages.Report(index, raw, restore_s=restore_s, pace=pace, at=at)))
         self._progress.reported()
         self._times.begin_step()
 
@@ -100,7 +100,7 @@ class Reporting:
             )
         self._progress.reported()
         if stalled := self._times.take_stall():
-            self._send(framing.frame(words.StallTold(self.index, stalled)))
+            self._send(framing.frame(worker_messages.StallReported(self.index, stalled)))
         self._times.begin_step()
 
     @contextmanager
@@ -159,7 +159,7 @@ class Reporting:
         if not by_function:
             self._send_report(index, raw, part, owed=upload is not None)
         elif part is not None:
-            self._send(framing.frame(words.PartDone(part)))
+            self._send(framing.frame(worker_messages.PartDone(part)))
         if upload is not None:
             self._uploads.later(upload, index, held, job)
         if held:
@@ -199,10 +199,12 @@ class Reporting:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
         return part, None, None
 
-    def _word(self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any) -> words.Report:
+    def _word(
+        self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any
+    ) -> worker_messages.Report:
         pace, self._pace = self._pace, None
         restore_s, at = self._restoring.take_seconds(), time.monotonic()
-        return words.Report(index, raw, part, restore_s=restore_s, pace=pace, at=at, **more)
+        return worker_messages.Report(index, raw, part, restore_s=restore_s, pace=pace, at=at, **more)
 
     def _send_report(self, index: int, raw: msgspec.Raw, part: Part | None = None, **more: Any) -> None:
         self._send(framing.frame(self._word(index, raw, part, **more)))
@@ -230,16 +232,16 @@ class Reporting:
             keeper.complete_later(lambda held_s, whole_s: self._tell_taken(index, copy_s + held_s, whole_s))
 
     def _tell_taken(self, index: int, copy_s: float, whole_s: float) -> None:
-        self._send(framing.frame(words.SnapshotTaken(index, copy_s, whole_s)))
+        self._send(framing.frame(worker_messages.SnapshotTaken(index, copy_s, whole_s)))
 
     def _tell_refusal(self) -> None:
         """That there is no memory for snapshots, once."""
         keeper = self._state.keeper
         if keeper.refused:
-            self._send(framing.frame(words.NoMemory(keeper.refused)))
+            self._send(framing.frame(worker_messages.NoMemory(keeper.refused)))
             keeper.refused = ""
 
-    def _send_state(self, report: words.Report, taken: Taken) -> None:
+    def _send_state(self, report: worker_messages.Report, taken: Taken) -> None:
         """Have a snapshot written to storage, and report it. In this order: what is reported is on its way,
         whatever becomes of this process.
         """
@@ -265,10 +267,12 @@ class Reporting:
             taken = self._state.unsaved(self.index + 1)
             if taken is not None:
                 self.index += 1
-                self._send_state(words.Report(self.index, self._metrics, owed=True, silent=True), taken)
+                self._send_state(
+                    worker_messages.Report(self.index, self._metrics, owed=True, silent=True), taken
+                )
             self._state.keeper.complete()
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
         if stalled := self._times.take_stall():
-            self._send(framing.frame(words.StallTold(self.index + 1, stalled)))
+            self._send(framing.frame(worker_messages.StallReported(self.index + 1, stalled)))
         self._uploads.raise_failed()

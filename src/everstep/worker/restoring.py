@@ -14,7 +14,7 @@ from everstep.checkpoint import Checkpoint, ReportedCheckpoint, ReportedCheckpoi
 from everstep.errors import CallError, UnequalReportsError
 from everstep.health.vitals import StackPlace, Stage
 from everstep.process.step_times import StepTimes
-from everstep.protocol import wire, words
+from everstep.protocol import wire, worker_messages
 from everstep.protocol.progress import Progress
 from everstep.snapshots.content import Folder, Restorable
 from everstep.snapshots.layout import holds_state, index_file, places_in, rank_of_index
@@ -164,16 +164,16 @@ class Restoring:
             for one in found
         ]
 
-    def _list(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
+    def _list(self, what: str, upto: int, timeout_s: float | None) -> list[worker_messages.Listed]:
         with (
             self._times.waiting(),
             self._progress.during(Stage.CHECKPOINT),
         ):  # the driver may be committing it
             return self._answers(what, upto, timeout_s)
 
-    def _answers(self, what: str, upto: int, timeout_s: float | None) -> list[words.Listed]:
+    def _answers(self, what: str, upto: int, timeout_s: float | None) -> list[worker_messages.Listed]:
         with self._progress.waiting(StackPlace.REPORT):
-            return words.listing.decode(self._ask(what, msgspec.msgpack.encode(upto), timeout_s))
+            return worker_messages.listing.decode(self._ask(what, msgspec.msgpack.encode(upto), timeout_s))
 
     def restored(self) -> None:
         """What this worker starts from has been read."""

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from everstep.protocol import words
+from everstep.protocol import worker_messages
 
 if TYPE_CHECKING:
     from everstep.preemption import PreemptionInfo
@@ -77,16 +77,16 @@ class SharedValues:
         self.state_due = SynchronizedValue(0)
         self.snapshot_every = SynchronizedValue(snapshot_every)
 
-    def proposed(self, number: int, value: words.AnyValue) -> int:
+    def proposed(self, number: int, value: worker_messages.AnyValue) -> int:
         """The driver wants all ranks to see this from the same call on. How many calls there were here."""
         match value:
-            case words.WantCheckpoint():
+            case worker_messages.WantCheckpoint():
                 return self.want_checkpoint.propose(number, value.reason)
-            case words.StateDue():
+            case worker_messages.StateDue():
                 return self.state_due.propose(number, value.turn)
-            case words.SnapshotEvery():
+            case worker_messages.SnapshotEvery():
                 return self.snapshot_every.propose(number, value.reports)
-            case words.PreemptionTold():
+            case worker_messages.Preemption():
                 from everstep.preemption import PreemptionInfo
 
                 ranks = value.node_to_ranks

@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.checkpoint import Checkpoint
 from everstep.errors import ConfigError, StorageError, UnequalReportsError
-from everstep.protocol import framing, wire, words
+from everstep.protocol import framing, wire, worker_messages
 from everstep.snapshots.segments import Slot
 from everstep.snapshots.writing import write
 from everstep.storage import checkpoints, pending_uploads
@@ -104,7 +104,7 @@ class Uploads:
             if job is None:  # the user's own function: as if it had been called in report()
                 self._error = error
         else:
-            self._send(framing.frame(words.PartDone(msgspec.structs.replace(part, held=held))))
+            self._send(framing.frame(worker_messages.PartDone(msgspec.structs.replace(part, held=held))))
         finally:
             if job is not None:
                 pending_uploads.forget(job)
@@ -116,7 +116,7 @@ class Uploads:
             raise error
 
     def failed(self, index: int, error: BaseException) -> None:
-        self._send(framing.frame(words.PartFailed(index, framing.described(error))))
+        self._send(framing.frame(worker_messages.PartFailed(index, framing.described(error))))
 
     def folder(self, name: str | None, index: int) -> str:
         spec = self._spec

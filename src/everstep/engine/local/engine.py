@@ -23,7 +23,7 @@ from everstep.engine.local.search import HostSearch
 from everstep.failures import Failure, Kind
 from everstep.process import kernel
 from everstep.protocol import wire
-from everstep.protocol.peer_words import PeerAddress
+from everstep.protocol.peer_messages import PeerAddress
 from everstep.topology.slices import HostId, HostView, SliceName
 
 

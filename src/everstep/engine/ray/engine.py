@@ -30,7 +30,7 @@ from everstep.engine.ray.upkeep import OffLoop, keep_doing
 from everstep.engine.ray.watch import ClusterWatch
 from everstep.failures import Failure, Kind
 from everstep.protocol import wire
-from everstep.protocol.peer_words import PeerAddress
+from everstep.protocol.peer_messages import PeerAddress
 from everstep.topology.slices import HostId, SliceName
 
 

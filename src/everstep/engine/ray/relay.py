@@ -12,8 +12,8 @@ import ray
 from ray.exceptions import RayError
 
 from everstep.engine.ray import cluster
-from everstep.protocol import framing, peer_words
-from everstep.protocol.peer_words import Data
+from everstep.protocol import framing, peer_messages
+from everstep.protocol.peer_messages import Data
 
 _ANSWER_S = 30.0
 
@@ -44,7 +44,7 @@ class Relay:
                     return  # the agent is gone
 
     def _ask(self, question: bytes) -> bytes:
-        name = peer_words.read.decode(question[4:]).route
+        name = peer_messages.read.decode(question[4:]).route
         try:
             if name not in self._actors:
                 self._actors[name] = ray.get_actor(name, namespace=cluster.NAMESPACE)

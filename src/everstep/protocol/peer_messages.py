@@ -1,7 +1,7 @@
-"""What an agent asks another one about snapshots in its memory, and the answers: one frame each.
+"""Messages between agents about snapshots in their memory: a question and an answer, one frame each.
 
-It asks over a Unix socket: that of the other agent, on one machine, or one of its own host, from where it is
-passed on.
+An agent asks over a Unix socket: that of the other agent, on one machine, or one of its own host, from where
+the question is passed on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ CHUNK = 4 << 20
 
 
 class PeerAddress(msgspec.Struct, frozen=True):
-    """Where an agent can be asked."""
+    """Where an agent answers."""
 
     address: str
     """The socket; empty: the one in the folder of the agent that asks."""
     route: str = ""
-    """Who is meant, where that isn't the one that listens there."""
+    """For whom the question is, if another process listens at the socket and passes it on."""
 
 
 class Read(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What the driver and its workers say to each other. Agents carry it, and don't look inside."""
+"""Messages between the driver and its workers. Agents pass them on as bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FromWorkerMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(FromWorkerMessage, frozen=True):
-    """The process runs; the leader of a group says where its rendezvous is."""
+    """The process runs; the leader of a group has opened the endpoint of its rendezvous."""
 
     pid: int
     endpoint: Endpoint | None = None
@@ -49,7 +49,7 @@ class Report(FromWorkerMessage, frozen=True, tag="r", omit_defaults=True, gc=Fal
     pace: Pace | None = None
     """What the step took that it ends."""
     at: float | None = None
-    """When it was made, by the monotonic clock of its host; None: nobody has said."""
+    """When it was made, by the monotonic clock of its host; None: not known."""
 
 
 class SnapshotTaken(FromWorkerMessage, frozen=True, tag="Copied"):
@@ -63,8 +63,8 @@ class SnapshotTaken(FromWorkerMessage, frozen=True, tag="Copied"):
     """How long it took."""
 
 
-class StallTold(FromWorkerMessage, frozen=True):
-    """Training stood still here for checkpoints, since the last time that this was said."""
+class StallReported(FromWorkerMessage, frozen=True, tag="StallTold"):
+    """Training stood still here for checkpoints, since the last of these messages."""
 
     index: int
     """The report that it was for, the last if it were several."""
@@ -86,8 +86,8 @@ class NoMemory(FromWorkerMessage, frozen=True):
     reason: str
 
 
-class Ask(FromWorkerMessage, frozen=True):
-    """Something that needs an answer: a collective of the control plane, or a question about checkpoints."""
+class Question(FromWorkerMessage, frozen=True, tag="Ask"):
+    """Needs an ``Answer``: a collective of the control plane, or a question about checkpoints."""
 
     seq: int
     what: str
@@ -131,11 +131,11 @@ AnyFromWorker = (
     | Joined
     | Report
     | SnapshotTaken
-    | StallTold
+    | StallReported
     | PartDone
     | PartFailed
     | NoMemory
-    | Ask
+    | Question
     | Counted
     | Returned
     | Raised
@@ -157,16 +157,18 @@ class Answer(ToWorker, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A committed checkpoint. A list of these answers a question about checkpoints."""
+    """A committed checkpoint. The answer to a question about checkpoints is a list of these."""
 
     address: str
     external: bool
-    """Somebody else has put it there."""
+    """The user's code has put it there."""
     metrics: dict[str, Any]
     status: str = "COMMITTED"
 
 
-class CommitTold(ToWorker, frozen=True):
+class CheckpointSettled(ToWorker, frozen=True, tag="CommitTold"):
+    """The checkpoint of this report, and all before it, are committed or given up."""
+
     folder: str
     index: int
 
@@ -179,13 +181,13 @@ class Kept(ToWorker, frozen=True):
 
 
 class WantCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """What ``should_checkpoint()`` says; empty: no."""
+    """Why ``should_checkpoint()`` is true; empty: it is false."""
 
     reason: str
 
 
-class PreemptionTold(msgspec.Struct, frozen=True, tag=True):
-    """What ``get_preemption_info()`` says."""
+class Preemption(msgspec.Struct, frozen=True, tag="PreemptionTold"):
+    """What ``get_preemption_info()`` returns."""
 
     deadline_ms: int | None
     node_to_ranks: dict[str, list[int]]
@@ -199,16 +201,16 @@ class StateDue(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotEvery(msgspec.Struct, frozen=True, tag=True):
-    """A snapshot is taken at one report in so many; 0: at none."""
+    """A snapshot is taken at every ``reports``-th report; 0: at none."""
 
     reports: int
 
 
-AnyValue = WantCheckpoint | PreemptionTold | StateDue | SnapshotEvery
+AnyValue = WantCheckpoint | Preemption | StateDue | SnapshotEvery
 
 
 class Propose(ToWorker, frozen=True):
-    """A value is to change in all ranks at the same call: say how many calls there were (``Counted``)."""
+    """A value is to change in all ranks at the same call. Answer how many calls there were (``Counted``)."""
 
     number: int
     value: AnyValue
@@ -227,7 +229,7 @@ class Undriven(ToWorker, frozen=True):
     now: bool
 
 
-AnyToWorker = Rendezvous | Answer | CommitTold | Kept | Propose | Agree | Undriven
+AnyToWorker = Rendezvous | Answer | CheckpointSettled | Kept | Propose | Agree | Undriven
 
 
 from_worker = msgspec.msgpack.Decoder(AnyFromWorker)

@@ -1,4 +1,4 @@
-"""What an agent tells its template, the process that workers are forked from, and what that says."""
+"""Messages between an agent and its template, the process that workers are forked from."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ class End(TemplateOrder, frozen=True):
 AnyOrder = Load | Fork | End
 
 
-class TemplateWord(msgspec.Struct, frozen=True, tag=True):
+class TemplateMessage(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class Loaded(TemplateWord, frozen=True):
+class Loaded(TemplateMessage, frozen=True):
     forks: bool
     why_not: str
     seconds: float
 
 
-class LoadFailed(TemplateWord, frozen=True):
+class LoadFailed(TemplateMessage, frozen=True):
     message: str
     traceback: str
 
 
-class Forked(TemplateWord, frozen=True):
+class Forked(TemplateMessage, frozen=True):
     rank: int
     epoch: int
     pid: int
 
 
-class Ended(TemplateWord, frozen=True):
+class Ended(TemplateMessage, frozen=True):
     pid: int
     status: int
     peak_rss: int
     by_us: bool
 
 
-AnyWord = Loaded | LoadFailed | Forked | Ended
+AnyMessage = Loaded | LoadFailed | Forked | Ended
 
 order = msgspec.msgpack.Decoder(AnyOrder)
-word = msgspec.msgpack.Decoder(AnyWord)
+message = msgspec.msgpack.Decoder(AnyMessage)

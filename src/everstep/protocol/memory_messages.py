@@ -1,4 +1,4 @@
-"""What a worker asks its agent about memory for snapshots, and the answers."""
+"""Messages between a worker and its agent about memory for snapshots."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class DropSlot(MemoryRequest, frozen=True):
 
 
 class StoreSlot(MemoryRequest, frozen=True):
-    """Write this one to storage: ``Stored`` once that is over. It comes with a descriptor of a file that says
-    whose share of which checkpoint it is.
+    """Write this one to storage: ``Stored`` once that is over. It comes with a descriptor of a file that has
+    the ``Share``: of which rank, and of which checkpoint.
     """
 
     number: int
