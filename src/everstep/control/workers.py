@@ -136,7 +136,8 @@ def quiet(run: Run, event: e.WorkersQuiet) -> None:
         if group is None or group.generation != vitals.generation or not run.trains(group):
             continue
         of = run.incarnation(group)
-        if group.number not in run.hangs.looks and run.hangs.wants_look(of, vitals, run.now):
+        commits = bool(run.saved.checkpoints.committing(of))
+        if group.number not in run.hangs.looks and run.hangs.wants_look(of, vitals, run.now, commits):
             _look(run, group, vitals.rank)
 
 
