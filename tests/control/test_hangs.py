@@ -241,6 +241,20 @@ def test_a_hang_is_a_failure_of_the_rank_that_hangs_and_spends_a_restart() -> No
     assert run.brain.epoch == 2
 
 
+def test_ranks_that_wait_for_commits_which_storage_does_not_take_do_not_hang() -> None:
+    """They have as many uncommitted checkpoints as a rank may have."""
+    run = hands()
+    run.silent.add(c.CommitCheckpoint)
+    run.checkpoint(11)
+    waits = msgspec.structs.replace(STILL, stage=Stage.CHECKPOINT, quiet_s=400.0, still_s=400.0)
+    for number in range(3):
+        quiet(run, number, waits)
+    assert not run.all(c.ExamineWorkers)
+    run.tell(e.CheckpointCommitted(at=0.0, folder=run.last(c.CommitCheckpoint).checkpoint.folder))
+    quiet(run, 0, waits)
+    assert run.all(c.ExamineWorkers)
+
+
 def test_one_look_is_enough_for_all_that_are_quiet() -> None:
     run = hands()
     for number in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -111,22 +112,55 @@ def test_a_driver_that_was_replaced_removes_nothing(run: Store) -> None:
     assert run.exists("checkpoint_0001_000001/weights")
 
 
-def test_files_elsewhere_that_another_checkpoint_is_made_of_stay(run: Store, tmp_path: Path) -> None:
-    """A training function may save over the same place again and again."""
-    latest = tmp_path / "latest"
-    latest.mkdir()
-    (latest / "weights").write_bytes(b"w")
-    lease = owner(run, 1)
-    for index, folder in enumerate(["one", "two"], 1):
-        share = checkpoints.Share(folder, 0, 1, index)
-        part = checkpoints.note_external(run, share, str(latest))
+def commit_elsewhere(run: Store, lease: Lease, places: Sequence[str]) -> None:
+    """Checkpoints "one", "two", … that the training function has saved in these places by itself."""
+    for index, (folder, place) in enumerate(zip(("one", "two"), places, strict=False), 1):
+        part = checkpoints.note_external(run, checkpoints.Share(folder, 0, 1, index), place)
         blocking.commit(run, folder, 1, index, [part.record])
         raw = msgspec.Raw(msgspec.msgpack.encode({}))
-        lease.history.apply(records.Committed(0.0, folder, 1, index, raw, str(latest)))
+        lease.history.apply(records.Committed(0.0, folder, 1, index, raw, place))
+
+
+SPELLINGS = {
+    "the same": "{latest}",
+    "a URL": "file://{latest}",
+    "with a slash": "{latest}/",
+    "by another way": "{latest}/../latest",
+    "a link": "{latest}-link",
+    "a folder in it": "{latest}/sub",
+    "the folder above": "{latest}/..",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_files_elsewhere_that_another_checkpoint_is_made_of_stay(
+    run: Store, tmp_path: Path, spelling: str
+) -> None:
+    """A training function may save over the same place again and again."""
+    latest = tmp_path / "elsewhere" / "latest"
+    (latest / "sub").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "latest-link").symlink_to(latest)
+    (latest / "weights").write_bytes(b"w")
+    (latest / "sub" / "weights").write_bytes(b"w")
+    lease = owner(run, 1)
+    commit_elsewhere(run, lease, [str(latest), spelling.format(latest=latest)])
     deletions = Deletions(ImmediateStore(run), lease.journal, lease.history, delete_external=True)
     give_up(lease, "one")
     asyncio.run(deletions.remove("one"))
     assert (latest / "weights").exists()
+    assert (latest / "sub" / "weights").exists()
     give_up(lease, "two")
     asyncio.run(deletions.remove("two"))
-    assert not (latest / "weights").exists()
+    assert not (latest / "sub" / "weights").exists()
+
+
+def test_a_place_elsewhere_that_holds_the_run_is_not_removed_with_its_checkpoint(
+    run: Store, tmp_path: Path
+) -> None:
+    lease = owner(run, 1)
+    commit_elsewhere(run, lease, [str(tmp_path)])
+    before = [file.path for file in run.child(journal.FOLDER).list()]
+    deletions = Deletions(ImmediateStore(run), lease.journal, lease.history, delete_external=True)
+    give_up(lease, "one")
+    asyncio.run(deletions.remove("one"))
+    assert {*before} <= {file.path for file in run.child(journal.FOLDER).list()}

@@ -356,6 +356,37 @@ def test_a_row_that_is_known_is_not_added_again_also_if_older_epochs_bring_some(
     assert len(history.metrics) == len({bytes(row) for row in history.metrics})
 
 
+# ---------------------------------------------------------------------- what others put there
+
+
+def test_a_checkpoint_in_whose_place_somebody_put_a_file_keeps_no_run_from_starting(
+    run: Store, tmp_path: Path
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    commit(run, history, "checkpoint_0001_000006", 6)
+    run.clear("checkpoint_0001_000006")
+    (tmp_path / "run" / "checkpoint_0001_000006").write_text("I needed the space")
+    assert tidy(run, history) == [
+        "checkpoint checkpoint_0001_000006 is gone, and nothing says why: it is left out"
+    ]
+    assert [*history.checkpoints] == ["checkpoint_0001_000003"]
+
+
+def test_a_socket_that_a_reader_left_in_a_checkpoint_is_no_reason_to_give_it_up(
+    run: Store, tmp_path: Path
+) -> None:
+    history = History()
+    commit(run, history, "checkpoint_0001_000003", 3)
+    os.mkfifo(tmp_path / "run" / "checkpoint_0001_000003" / "viewer.pipe")
+    assert tidy(run, history) == []
+    assert [*history.checkpoints] == ["checkpoint_0001_000003"]
+    with restore.borrow(run.child("checkpoint_0001_000003"), tmp_path / "cache"):
+        pass
+    with restore.borrow(run.child("checkpoint_0001_000003"), tmp_path / "cache") as place:
+        assert (place / "shard-0").exists()
+
+
 # ---------------------------------------------------------------------- lists that lag behind
 
 

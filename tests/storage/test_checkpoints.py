@@ -137,6 +137,24 @@ def test_a_name_that_can_not_be_a_checkpoints_is_refused(store: Store, name: str
     assert not store.list()
 
 
+@pytest.mark.parametrize(
+    "name", ["Journal", "LOGS", "requests.", "journal ", "Checkpoint_0001_000001", "ｊournal", ". ."]
+)
+def test_a_name_that_some_file_system_takes_for_one_of_ours_is_refused(store: Store, name: str) -> None:
+    """Retention would remove the journal with it."""
+    with pytest.raises(ConfigError, match="checkpoint_dir_name"):
+        checkpoints.claim_name(store, name, "e1", 1, 0)
+    assert not store.list()
+
+
+def test_a_checkpoint_is_found_whose_name_was_taken_by_one_in_another_case(store: Store) -> None:
+    """On a file system where that is the same name, "best" had been claimed as "Best" before."""
+    assert checkpoints.claim_name(store, "Best", "e1", 3, 0) == "Best"
+    for folder in ("Best", "best.e1.7", "another.e1.7"):
+        store.create(f"{folder}/weights", b"w")
+    assert blocking.list_folders(store) == ["Best", "best.e1.7"]
+
+
 @pytest.mark.parametrize("letter", ["x", "ä", "🚀"])
 def test_the_longest_name_there_may_be_leaves_room_for_its_suffix(store: Store, letter: str) -> None:
     longest = letter * (checkpoints.LONGEST_NAME // len(letter.encode()))

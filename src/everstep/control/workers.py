@@ -136,7 +136,8 @@ def quiet(run: Run, event: e.WorkersQuiet) -> None:
         if group is None or group.generation != vitals.generation or not run.trains(group):
             continue
         of = run.incarnation(group)
-        if group.number not in run.hangs.checks and run.hangs.needs_check(of, vitals, run.now):
+        commits = bool(run.saved.checkpoints.committing(of))
+        if group.number not in run.hangs.checks and run.hangs.needs_check(of, vitals, run.now, commits):
             _check(run, group, vitals.rank)
 
 

@@ -13,6 +13,8 @@ from everstep.journal.history import History
 from everstep.journal.journal import Journal
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import MANIFEST, read_manifest
+from everstep.storage.layout import JOURNAL
+from everstep.storage.sources import places_overlap
 from everstep.storage.store import open_store
 
 
@@ -45,8 +47,8 @@ class Deletions:
 
     async def _remove_external(self, folder: str) -> None:
         """Remove the files that the user's own code put elsewhere for this checkpoint: those that were listed
-        when it was reported, and nothing beside them. Not if another checkpoint is in the same place: it is
-        made of them.
+        when it was reported, and nothing beside them. Not if another checkpoint is in the same place, or in
+        one of the two: it is made of them. Nor if the run itself is.
         """
         manifest = await read_manifest(self._run, folder)
         if manifest is not None and manifest.external and not self._is_in_use(manifest.external):
@@ -58,4 +60,5 @@ class Deletions:
 
     def _is_in_use(self, place: str) -> bool:
         left = [*self._history.checkpoints.values(), *self._history.damaged.values()]
-        return place.rstrip("/") in {kept.external.rstrip("/") for kept in left if kept.external}
+        used = [self._run.address(JOURNAL), *(kept.address(self._run) for kept in left)]
+        return any(places_overlap(place, other) for other in used)

@@ -22,8 +22,12 @@ class HangWatch:
         self._warned: dict[Incarnation, tuple[tuple[int, ...], float]] = {}
         """The ranks that the user was warned of, and for how long they had been quiet then."""
 
-    def needs_check(self, of: Incarnation, vitals: Vitals, now: float) -> bool:
-        """Whether a rank that makes no progress is reason to examine every rank."""
+    def needs_check(self, of: Incarnation, vitals: Vitals, now: float, commits: bool = False) -> bool:
+        """Whether a rank that makes no progress is reason to examine every rank. ``commits``: checkpoints of
+        its group are being committed. A rank that has many of those waits for storage, as its driver does.
+        """
+        if commits and vitals.stage is Stage.CHECKPOINT:
+            return False
         again, known = self._again.get(of, (now, set()))
         return is_overdue(vitals, self._limits) and (now >= again or vitals.rank not in known)
 

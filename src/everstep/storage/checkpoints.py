@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,7 +161,9 @@ def check_name(name: str) -> None:
             "give a shorter name, and report the rest as metrics",
             "checkpoint_dir_name",
         )
-    if name in RESERVED or _OURS.fullmatch(name):
+    # Some file systems make no difference between upper and lower case, or drop dots and spaces at the end.
+    seen = unicodedata.normalize("NFKC", name).casefold().rstrip(". ")
+    if not seen or seen in RESERVED or _OURS.fullmatch(seen):
         raise ConfigError(
             f"checkpoint_dir_name={name!r} is a name that Everstep uses itself",
             f"give it another name than {', '.join(RESERVED)} and checkpoint_<number>_<number>",
@@ -468,6 +471,8 @@ def _seal_holds(data: bytes) -> bool:
 async def list_folders(store: AsyncStore) -> list[str]:
     """Every checkpoint's folder in the run, committed or not. Other folders there aren't Everstep's."""
     names = {file.path.removeprefix(f"{NAMES}/") for file in await store.list(NAMES)}
+    # Where case makes no difference, "best" may have been taken by "Best".
+    folded = {name.casefold() for name in names}
 
     def is_checkpoint(folder: str) -> bool:
         if folder in RESERVED:
@@ -475,7 +480,7 @@ async def list_folders(store: AsyncStore) -> list[str]:
         if _OURS.fullmatch(folder) or folder in names:
             return True
         suffixed = _SUFFIX.fullmatch(folder)
-        return suffixed is not None and suffixed["name"] in names
+        return suffixed is not None and suffixed["name"].casefold() in folded
 
     return [folder for folder in await store.folders() if is_checkpoint(folder)]
 

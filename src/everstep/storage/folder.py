@@ -72,7 +72,7 @@ class FolderStore:
     def read(self, key: str) -> bytes | None:
         target = self._path(key)
         try:
-            with _as_storage_errors(target):
+            with _as_storage_errors(target), _nothing_below_a_file():
                 return target.read_bytes()
         except FileNotFoundError:
             return None
@@ -81,7 +81,7 @@ class FolderStore:
         target = self._path(key)
         try:
             # Not is_file(), which says False for anything that a disk may answer (from Python 3.14 on).
-            with _as_storage_errors(target):
+            with _as_storage_errors(target), _nothing_below_a_file():
                 return stat.S_ISREG(target.stat().st_mode)
         except FileNotFoundError:
             return False
@@ -96,7 +96,7 @@ class FolderStore:
 
     def _files_now(self, top: Path, after: str) -> Sequence[FileRecord] | None:
         found = []
-        for relative in files_below(top):
+        for relative in files_below(top, odd=False):
             key = (top / relative).relative_to(self.root).as_posix()
             if key > after:
                 try:
@@ -286,10 +286,10 @@ def digest_of(path: Path) -> tuple[int, str]:
         return pump(stream, len, path.stat().st_size)
 
 
-def files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path, *, odd: bool = True) -> Iterator[Path]:
     """Every file below a folder, as a path relative to it, in a stable order. Links are followed. A folder
     that can't be listed is an error: nothing is left out in silence. Drafts, which a process that was killed
-    has left, are nobody's files.
+    has left, are nobody's files. ``odd``: a socket or the like is an error, too, since it can't be saved.
     """
     above: dict[str, frozenset[str]] = {}
     """What each folder lies in, on the way that was taken to it, without links."""
@@ -305,14 +305,15 @@ def files_below(folder: Path) -> Iterator[Path]:
                 continue
             path = Path(root) / name
             try:
-                odd = not stat.S_ISREG(path.stat().st_mode)
+                is_plain = stat.S_ISREG(path.stat().st_mode)
             except FileNotFoundError:
-                odd = False  # removed meanwhile: who reads it will see
-            if odd:
+                is_plain = True  # removed meanwhile: who reads it will see
+            if is_plain:
+                yield path.relative_to(folder)
+            elif odd:
                 raise ConfigError(
                     f"{path} is neither a file nor a folder", "save plain files in a checkpoint's folder"
                 )
-            yield path.relative_to(folder)
 
 
 def _unless_gone(error: OSError) -> None:
@@ -367,6 +368,15 @@ def _as_storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(
             f"{path}: {error.strerror or error}", "look at the disk, or use another"
         ) from error
+
+
+@contextmanager
+def _nothing_below_a_file() -> Iterator[None]:
+    """A file is in a folder's place: what was in the folder isn't there."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise FileNotFoundError from error
 
 
 @contextmanager

@@ -275,7 +275,8 @@ class _Entry:
             mark.address == self._address
             and mark.boot == kernel.boot_id()
             and all(_time_stamps(self.place, file.path) == file for file in mark.files)
-            and _visible(map(Path.as_posix, files_below(self.place))) <= {file.path for file in mark.files}
+            and _visible(map(Path.as_posix, files_below(self.place, odd=False)))
+            <= {file.path for file in mark.files}
         )
 
     def remember(self, manifest: Manifest) -> None:

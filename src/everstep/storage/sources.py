@@ -10,7 +10,7 @@ from pathlib import Path
 from everstep.errors import ConfigError
 from everstep.storage.layout import JOURNAL, is_numbered
 from everstep.storage.restore import default_cache
-from everstep.storage.store import Store
+from everstep.storage.store import Store, open_store
 
 
 def check_source(source: Path, store: Store, *, delete: bool) -> None:
@@ -35,6 +35,24 @@ def overlap(one: Path, other: Path) -> bool:
     """Whether they are one folder, or one is in the other: what removes one takes files of the other."""
     one, other = one.resolve(), other.resolve()
     return one == other or one in other.parents or other in one.parents
+
+
+def places_overlap(one: str, other: str) -> bool:
+    """The same of two addresses, however they are written."""
+    paths = [_path_at(address) for address in (one, other)]
+    if isinstance(paths[0], Path) and isinstance(paths[1], Path):
+        return overlap(paths[0], paths[1])
+    first, second = (f"{path}/" for path in paths)
+    return first.startswith(second) or second.startswith(first)
+
+
+def _path_at(address: str) -> Path | str:
+    """Of a folder, its path. Else the address, as ``Store`` writes it if it knows the kind."""
+    try:
+        store = open_store(address)
+    except ConfigError:
+        return address.rstrip("/")  # only the user's code knows how to read it
+    return Path(store.address()) if store.is_local else store.address().rstrip("/")
 
 
 def _not_removed(source: Path, why: str) -> ConfigError:

@@ -157,8 +157,9 @@ class UncommittedReports:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._committed.wait(left):
                     raise UnequalReportsError(
-                        f"rank {self._spec.member.rank} has {MAX_UNCOMMITTED} checkpoints that other ranks "
-                        f"have not reported after {self._spec.report_wait_s:g} s (Deadlines.report_wait_s)"
+                        f"rank {self._spec.member.rank} has {MAX_UNCOMMITTED} checkpoints that are not "
+                        f"committed after {self._spec.report_wait_s:g} s (Deadlines.report_wait_s): other "
+                        "ranks have not reported them, or storage takes no manifest, as the driver says then"
                     )
             self._uncommitted.append(index)
 
