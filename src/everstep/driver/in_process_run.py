@@ -81,7 +81,7 @@ class InProcessRun:
         )
         complete(self._journal.flush())
         self._validate()
-        self._scores.look(self.history.checkpoints[ready.folder])
+        self._scores.warn_without_score(self.history.checkpoints[ready.folder])
 
     def retain(self) -> None:
         """Let go of checkpoints that newer ones replace."""
