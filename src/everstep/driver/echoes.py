@@ -11,7 +11,7 @@ from everstep.protocol import wire
 
 
 class EchoesHeld:
-    """``recorded`` is told of every record, after the observer."""
+    """``recorded`` is called with every record, after the observer."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

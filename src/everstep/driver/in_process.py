@@ -48,7 +48,7 @@ _ALONE = Member(0, 1, 0, 1, 0, 1)
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others before they start."""
+    """From rank 0 to the others, before they start."""
 
     name: str
     epoch: int
@@ -190,7 +190,7 @@ class InProcessLink:
             return self.run.listed(what)
 
     def _is_due(self, what: str, upto: int) -> bool:
-        """Commits are made where the last part is heard of: there are none under way."""
+        """Commits are made as soon as the last part comes: there are none under way."""
         if what == "validated" and self.run.history.pending():
             return False
         return self._book.has_all(upto) and (what == "newest" or not self._book.is_uploading(upto))

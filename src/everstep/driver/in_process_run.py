@@ -122,7 +122,7 @@ class InProcessRun:
         complete(repair.put_in_order(journal_is_whole=not lease.damage))
 
     def begin(self, epoch: int) -> None:
-        """This attempt's number is never used again, whatever becomes of it."""
+        """This attempt's number is never used again, also if nothing comes of it."""
         self.epoch = epoch
         self._validate()
         self.write(PhaseChanged(time.monotonic(), Phase.STARTING.value, epoch))

@@ -26,7 +26,7 @@ from everstep.torchft.server import NeedsLighthouse
 from everstep.validation import ValidationConfig
 
 Specs = dict[HostId, list[wire.WorkerSpec]]
-"""What workers are told, by host."""
+"""The specs of workers, by host."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class WorkerPace:
         peers: Iterable[WorkerStream],
         now: float,
     ) -> None:
-        """``peers``: all that there are, in whatever replica group."""
+        """``peers``: all that there are, in all replica groups."""
         number = stream.assignment.group_id
         others = [p.upto for p in peers if p is not stream and p.assignment.group_id == number]
         of = Incarnation(epoch, number, stream.generation)

@@ -126,7 +126,7 @@ class SnapshotCadence:
     def _wanted(self) -> int:
         (began, first, before), (ended, last, _) = self._pace[0], self._pace[-1]
         copy_s = max(self._copies.values())
-        # A report is heard of after its copy: what the first one cost was before that.
+        # A report comes after its copy: what the first one cost was before that.
         copies = sum(taken for _, _, taken in self._pace) - before
         step_s = max(1e-6, (ended - began - copies * copy_s) / max(1, last - first))
         if self._every_s == 0:

@@ -39,7 +39,9 @@ class StragglerWatch:
         now: float,
         named: Sequence[Straggler] = (),
     ) -> None:
-        """Some ranks start, or all; the others go on. ``named``: those of whom an earlier driver has told."""
+        """Some ranks start, or all; the others go on. ``named``: those that an earlier driver has
+        recorded.
+        """
         known = [*named, *(one for peers in self._peers.values() for one in peers.named)]
         for one in known:
             if started.intersection(one.ranks):

@@ -32,7 +32,7 @@ from everstep.topology.slices import HostId
 
 
 class Workers:
-    """Who they are, what they share through the driver, and how messages find them."""
+    """The workers, what they share through the driver, and how messages find them."""
 
     def __init__(self, run: DrivenRun) -> None:
         self._run = run
