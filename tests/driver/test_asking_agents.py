@@ -97,7 +97,7 @@ class Agents:
 
     def _answer(self, host: str) -> None:
         for message in self._answers.get(host, []):
-            self.left.hear(host, message)
+            self.left.received(host, message)
 
     def _say(self, line: str) -> None:
         self.said.append(line)
@@ -116,7 +116,7 @@ class Agents:
     def send(self, host: str, message: wire.AnyToAgent) -> None:
         self.sent.append((host, message))
         if isinstance(message, wire.Stop) and host not in self._stubborn:
-            self.left.hear(host, wire.Gone(message.epoch, message.generation, message.ranks))
+            self.left.received(host, wire.Gone(message.epoch, message.generation, message.ranks))
 
     def asked(self) -> TakeOver:
         engine = cast(Engine, self)

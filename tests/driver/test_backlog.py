@@ -48,7 +48,7 @@ class Heard:
 
     def hear(self, *reports: tuple[int, float | None]) -> None:
         data = b"".join(framing.frame(worker_messages.Report(index, RAW, at=at)) for index, at in reports)
-        self.from_workers.heard(wire.FromWorker(1, 0, 0, 0, data))
+        self.from_workers.received(wire.FromWorker(1, 0, 0, 0, data))
 
 
 def test_reports_are_earlier_by_their_own_times() -> None:
@@ -68,5 +68,5 @@ def test_reports_that_are_new_or_of_unknown_time_are_this_drivers(at: float | No
 def test_what_an_earlier_driver_had_dealt_with_is_earlier() -> None:
     heard = Heard()
     heard.hear((1, AHEAD + 98.0), (2, AHEAD + 98.5))
-    heard.from_workers.tell_adopted()
+    heard.from_workers.emit_adopted()
     assert heard.told[-1] == (2, 2)

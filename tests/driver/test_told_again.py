@@ -59,7 +59,7 @@ def test_what_was_committed_or_given_up_is_not_committed_again_though_the_journa
         worker_messages.Report(3, RAW, Part(3, "c3")),
         worker_messages.PartDone(Part(2, "c2")),
     ]
-    FromWorkers(cast(Any, run), workers).heard(
+    FromWorkers(cast(Any, run), workers).received(
         wire.FromWorker(1, 0, 0, 0, b"".join(framing.frame(word) for word in again))
     )
     [reported] = events

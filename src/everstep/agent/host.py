@@ -114,7 +114,7 @@ class Agent:
             case wire.Claim():
                 self._claim(connection, message)
             case _ if message.lease < self._holding.lease or connection is not self._holder.connection:
-                pass  # a driver that was replaced has no say
+                pass  # orders of a driver that was replaced don't count
             case wire.Unclaim():
                 self._unclaim()
             case wire.Prepare():

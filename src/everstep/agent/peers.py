@@ -72,7 +72,7 @@ class Peers:
         self.run = ""
         """The run that holds this host: agents of other runs get no answer."""
         self.sources: dict[int, list[PeerAddress]] = {}
-        """Who has what workers here restore, by rank."""
+        """Which hosts have what workers here restore, by rank."""
         self._fetched: dict[tuple[int, At], Slot] = {}
         """What they have asked for, until they have it."""
         self._fetching = asyncio.Lock()
@@ -131,7 +131,7 @@ class Peers:
     # ------------------------------------------------------------------ copies for others
 
     def copy(self, order: wire.CopySlot) -> None:
-        """Have a copy here, in the background, and say so."""
+        """Have a copy here, in the background; ``wire.SlotCopied`` follows."""
         self._begin(self._copy(order))
 
     async def _copy(self, order: wire.CopySlot) -> None:

@@ -55,7 +55,7 @@ class Spool:
 
     @property
     def full(self) -> bool:
-        """No more until something is acknowledged, or the disk has room: whoever writes must wait."""
+        """No more until something is acknowledged, or the disk has room: until then the worker must wait."""
         return bool(self._unwritten) or self._on_disk >= self._limits[1]
 
     @property

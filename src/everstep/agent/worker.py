@@ -187,7 +187,7 @@ def work(
             return code
         signal.signal(signal.SIGTERM, stopping.handle)
         link.send(framing.frame(worker_messages.Returned(None)))
-    except BaseException as error:  # the user's code may raise anything; all of it is told
+    except BaseException as error:  # the user's code may raise anything; all of it is reported
         at = time.monotonic()
         text = _traceback(error)
         echo = backend.is_peer_failure(error)

@@ -64,16 +64,16 @@ class TorchrunGroup:
             self._store.set(f"{key}/all", b"1")
         self._store.wait([f"{key}/all"], _WAIT)
 
-    def tell_leader(self, frame: bytes) -> None:
+    def send_to_leader(self, frame: bytes) -> None:
         self._sending.set(f"up/{self.member.rank}/{next(self._upwards)}", frame)
 
-    def told_by(self, rank: int) -> Iterator[bytes]:
+    def messages_from(self, rank: int) -> Iterator[bytes]:
         return self._messages(f"up/{rank}")
 
-    def tell(self, rank: int, frame: bytes) -> None:
+    def send_to(self, rank: int, frame: bytes) -> None:
         self._sending.set(f"down/{rank}/{next(self._downwards[rank])}", frame)
 
-    def told_by_leader(self) -> Iterator[bytes]:
+    def messages_from_leader(self) -> Iterator[bytes]:
         return self._messages(f"down/{self.member.rank}")
 
     def _messages(self, where: str) -> Iterator[bytes]:

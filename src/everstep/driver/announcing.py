@@ -1,4 +1,4 @@
-"""What others are told of a run's workers: observers, other terminals, and whoever scrapes its metrics."""
+"""A run's workers, for others: observers, other terminals, and metrics that are scraped."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CarryOut:
         self._run.spawn(self._start_once_recorded(command, specs))
 
     def _keep_snapshot(self, command: c.KeepSnapshot) -> None:
-        self._workers.tell(
+        self._workers.send(
             command.epoch, list(command.ranks), worker_messages.Kept(command.kept, command.upto)
         )
         for host in command.hosts:

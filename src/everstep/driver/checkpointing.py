@@ -72,7 +72,7 @@ class Checkpointing:
         if self._run.controller.phase is Phase.RUNNING:
             # Else its ranks are being ended, and stay where they are until then.
             ranks = [rank for rank, _ in ready.parts]
-            self._workers.tell(
+            self._workers.send(
                 command.epoch, ranks, worker_messages.CheckpointSettled(ready.folder, ready.index)
             )
 

@@ -15,8 +15,8 @@ class Collectives:
     one.
     """
 
-    def __init__(self, tell: Callable[[int, list[int], worker_messages.AnyToWorker], None]) -> None:
-        self._tell = tell
+    def __init__(self, send: Callable[[int, list[int], worker_messages.AnyToWorker], None]) -> None:
+        self._send = send
         self._ranks: set[int] = set()
         self._returned: set[int] = set()
         self._epoch = 0
@@ -35,29 +35,31 @@ class Collectives:
     def returned(self, rank: int) -> None:
         """It is done, and comes to no further collective: nobody waits for it."""
         self._returned.add(rank)
-        self._look_who_is_missing()
+        self._check_for_returned()
 
     def unanswered(self, rank: int) -> set[int]:
         """The numbers of this rank's questions that are still to be answered."""
         return {asked[rank].seq for asked in self._waiting.values() if rank in asked}
 
-    def ask(self, rank: int, ask: worker_messages.Question) -> None:
+    def ask(self, rank: int, question: worker_messages.Question) -> None:
         if self._broken:
-            self._tell(self._epoch, [rank], worker_messages.Answer(ask.seq, b"", self._broken))
+            self._send(self._epoch, [rank], worker_messages.Answer(question.seq, b"", self._broken))
             return
-        if ask.turn <= self._over:
-            return  # answered already; it is told again because the driver that did so died
-        here = self._waiting.setdefault(ask.turn, {})
-        here[rank] = ask
+        if question.turn <= self._over:
+            return  # answered already, and repeated since the driver that answered it died
+        here = self._waiting.setdefault(question.turn, {})
+        here[rank] = question
         kinds = {a.what for a in here.values()}
         if len(kinds) > 1:
             self._break(f"ranks called different collectives at the same time: {', '.join(sorted(kinds))}")
         elif here.keys() >= self._ranks:
-            self._answer(ask.turn, here[min(self._ranks)].body if ask.what == "broadcast" else b"", "")
+            self._answer(
+                question.turn, here[min(self._ranks)].body if question.what == "broadcast" else b"", ""
+            )
         else:
-            self._look_who_is_missing()
+            self._check_for_returned()
 
-    def _look_who_is_missing(self) -> None:
+    def _check_for_returned(self) -> None:
         """Ranks that wait for one that has returned would wait for ever."""
         for turn, here in self._waiting.items():
             gone = sorted(self._returned - here.keys())
@@ -71,12 +73,12 @@ class Collectives:
                 return
 
     def _break(self, why: str) -> None:
-        """No collective of this group can be right any more, so all who come are told why."""
+        """No collective of this group can be right any more: all ranks get this as an error."""
         self._broken = why
         for turn in list(self._waiting):
             self._answer(turn, b"", why)
 
     def _answer(self, turn: int, body: bytes, error: str) -> None:
         self._over = max(self._over, turn)
-        for rank, ask in self._waiting.pop(turn).items():
-            self._tell(self._epoch, [rank], worker_messages.Answer(ask.seq, body, error))
+        for rank, question in self._waiting.pop(turn).items():
+            self._send(self._epoch, [rank], worker_messages.Answer(question.seq, body, error))

@@ -85,7 +85,7 @@ class Commits:
         )
         kept = self._history.checkpoints[ready.folder]
         if not kept.is_pending:
-            self._scores.look(kept)
+            self._scores.warn_without_score(kept)
         self._emit(e.CheckpointCommitted(at=self._clock.now(), folder=ready.folder, state=state))
         self.retain()
         return True
@@ -95,7 +95,7 @@ class Commits:
         self._write(record)
         kept = self._history.checkpoints.get(record.folder)
         if kept is not None:
-            self._scores.look(kept)
+            self._scores.warn_without_score(kept)
         self.retain()
 
     async def _until_known(self, command: c.CommitCheckpoint, metrics: msgspec.Raw) -> Manifest:

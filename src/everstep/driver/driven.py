@@ -55,7 +55,9 @@ class DrivenRun:
         handled: Callable[[e.Event], None],
         recorded: Callable[[c.Record], None],
     ) -> None:
-        """Who carries out commands, and who looks after each event and each record of the controller's."""
+        """``carry_out`` is called with commands, ``handled`` after each event, ``recorded`` with
+        each record.
+        """
         self._pump = Pump(self.controller, carry_out, handled)
         self._recorded = recorded
 

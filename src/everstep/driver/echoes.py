@@ -1,4 +1,6 @@
-"""What ranks print because another one failed comes after the line that says which one, and why."""
+"""Output of ranks about the failure of another one is shown after the line that names that one
+and the cause.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from everstep.protocol import wire
 
 
 class EchoesHeld:
-    """``recorded`` is told of every record, after the observer."""
+    """``recorded`` is called with every record, after the observer."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

@@ -1,4 +1,4 @@
-"""What workers and their agents say of them, as events for the controller."""
+"""Messages of workers, and of agents about workers, as events for the controller."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from everstep.topology.slices import HostId
 
 @dataclass
 class _Batch:
-    """Reports that are told the controller as one event."""
+    """Reports that become one event for the controller."""
 
     before: int
-    """The last report that it has been told of."""
+    """The last report that it knows of."""
     with_metrics: list[worker_messages.Report] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -59,13 +59,13 @@ class FromWorkers:
         self._run = run
         self._workers = workers
 
-    def tell_adopted(self) -> None:
+    def emit_adopted(self) -> None:
         """How far the workers of an earlier driver have come, which that one had dealt with."""
         for key, stream in self._workers.streams.items():
             taking = [stream.taking] if stream.taking else []
-            self._tell_reports(key, stream, _Batch(0, taking=taking, earlier=stream.upto))
+            self._emit_reports(key, stream, _Batch(0, taking=taking, earlier=stream.upto))
 
-    # ------------------------------------------------------------------ what they say
+    # ------------------------------------------------------------------ messages
 
     def spawned(self, message: wire.Spawned) -> None:
         self._workers.pids[message.rank] = message.pid
@@ -79,39 +79,39 @@ class FromWorkers:
             )
         )
 
-    def heard(self, message: wire.FromWorker) -> None:
-        key = WorkerId(message.epoch, message.generation, message.rank)
+    def received(self, chunk: wire.FromWorker) -> None:
+        key = WorkerId(chunk.epoch, chunk.generation, chunk.rank)
         stream = self._workers.streams.get(key)
         if stream is None:
             return  # of an incarnation that is over
         pace, now = self._workers.pace, self._run.clock.now()
         batch = _Batch(stream.upto)
-        for word in stream.feed(message.data):
-            match word:
+        for message in stream.feed(chunk.data):
+            match message:
                 case worker_messages.Report():  # there are far more of these than of all else
-                    pace.reported(message.rank, word, now)
-                    batch.add(word, stream.settled)
+                    pace.reported(chunk.rank, message, now)
+                    batch.add(message, stream.settled)
                     if stream.behind:
-                        self._look_when(stream, word, batch)
-                    if word.part is not None:
-                        batch.parts += self._news(stream, word.part)
-                    if word.silent and stream.assignment.group_rank == 0:
-                        self._workers.metrics.add_silent(stream, word.index, word.metrics)
+                        self._note_when_made(stream, message, batch)
+                    if message.part is not None:
+                        batch.parts += self._new_parts(stream, message.part)
+                    if message.silent and stream.assignment.group_rank == 0:
+                        self._workers.metrics.add_silent(stream, message.index, message.metrics)
                 case worker_messages.PartDone():
-                    batch.parts += self._news(stream, word.part)
+                    batch.parts += self._new_parts(stream, message.part)
                 case worker_messages.SnapshotTaken():
-                    pace.cadence.taken(message.rank, word.copy_s, word.whole_s)
-                    batch.taken.append(word.index)
+                    pace.cadence.taken(chunk.rank, message.copy_s, message.whole_s)
+                    batch.taken.append(message.index)
                 case worker_messages.StallReported():
-                    pace.stalled(message.epoch, stream, word, self._workers.current(), now)
+                    pace.stalled(chunk.epoch, stream, message, self._workers.current(), now)
                 case _:
                     # What came before must be known before what comes now: a return, a failure, a question.
-                    self._tell_reports(key, stream, batch)
+                    self._emit_reports(key, stream, batch)
                     batch = _Batch(stream.upto, restore_s=batch.restore_s)
-                    self._message(key, stream, word)
-        self._tell_reports(key, stream, batch)
+                    self._message(key, stream, message)
+        self._emit_reports(key, stream, batch)
 
-    def _look_when(self, stream: WorkerStream, report: worker_messages.Report, batch: _Batch) -> None:
+    def _note_when_made(self, stream: WorkerStream, report: worker_messages.Report, batch: _Batch) -> None:
         """Whether it was made before this driver ran, as the others after it may have been."""
         opened, here = self._run.history.opened, stream.assignment.host
         assert opened is not None, "a driver has opened its run"
@@ -120,8 +120,8 @@ class FromWorkers:
         else:
             stream.behind = False
 
-    def _news(self, stream: WorkerStream, part: Part) -> list[Part]:
-        """What was committed or given up before isn't any, also where the journal has lost that."""
+    def _new_parts(self, stream: WorkerStream, part: Part) -> list[Part]:
+        """Unless it was committed or given up before, also where the journal has lost that."""
         if part.index in stream.settled or part.folder in self._run.history.checkpoints:
             return []
         return [part]
@@ -137,7 +137,7 @@ class FromWorkers:
             for report in reports:
                 self._run.observer.reported(of, rank, report.index, report.metrics)
 
-    def _tell_reports(self, key: WorkerId, stream: WorkerStream, batch: _Batch) -> None:
+    def _emit_reports(self, key: WorkerId, stream: WorkerStream, batch: _Batch) -> None:
         if batch.with_metrics:
             self._add_metrics(key, stream, batch.with_metrics)
         if stream.upto == batch.before and not batch.parts and not batch.taken:
@@ -161,40 +161,40 @@ class FromWorkers:
             )
         )
 
-    def _message(self, key: WorkerId, stream: WorkerStream, word: worker_messages.AnyFromWorker) -> None:
+    def _message(self, key: WorkerId, stream: WorkerStream, message: worker_messages.AnyFromWorker) -> None:
         epoch, generation, rank = key
         now = self._run.clock.now()
-        match word:
+        match message:
             case worker_messages.Hello():
-                self._workers.pids[rank] = word.pid
-                if word.endpoint is not None:
+                self._workers.pids[rank] = message.pid
+                if message.endpoint is not None:
                     group = stream.assignment.group_id
                     members = [
                         s.assignment for s in self._workers.current() if s.assignment.group_id == group
                     ]
                     others = [a.rank for a in members if a.rank != rank]
-                    self._workers.tell(epoch, others, worker_messages.Rendezvous(word.endpoint))
+                    self._workers.send(epoch, others, worker_messages.Rendezvous(message.endpoint))
             case worker_messages.Joined():
                 self._run.emit(e.WorkerReady(at=now, epoch=epoch, generation=generation, rank=rank))
             case worker_messages.PartFailed():
-                self._upload_failed(key, word.index, word.reason)
+                self._upload_failed(key, message.index, message.reason)
             case worker_messages.NoMemory():
-                self._workers.pace.cadence.refused(rank, word.reason)
+                self._workers.pace.cadence.refused(rank, message.reason)
             case worker_messages.Question():
-                if word.turn:
-                    self._workers.talk.collectives[stream.assignment.group_id].ask(rank, word)
+                if message.turn:
+                    self._workers.talk.collectives[stream.assignment.group_id].ask(rank, message)
                 else:
-                    self._workers.questions.ask(rank, word)
+                    self._workers.questions.ask(rank, message)
             case worker_messages.Counted():
-                self._workers.talk.synchronized.counted(rank, word)
+                self._workers.talk.synchronized.counted(rank, message)
             case worker_messages.Returned():
                 stream.returned = True
                 self._workers.talk.synchronized.returned(rank)
                 self._workers.talk.collectives[stream.assignment.group_id].returned(rank)
-                self._workers.results.returned(rank, word)
+                self._workers.results.returned(rank, message)
                 self._run.emit(e.WorkerReturned(at=now, epoch=epoch, generation=generation, rank=rank))
             case worker_messages.Raised():
-                self._raised(key, stream, word)
+                self._raised(key, stream, message)
             case (
                 worker_messages.Report()
                 | worker_messages.SnapshotTaken()
@@ -203,26 +203,26 @@ class FromWorkers:
             ):
                 raise AssertionError("reports are merged before they come here")
             case _:
-                assert_never(word)
+                assert_never(message)
 
-    def _raised(self, key: WorkerId, stream: WorkerStream, word: worker_messages.Raised) -> None:
+    def _raised(self, key: WorkerId, stream: WorkerStream, message: worker_messages.Raised) -> None:
         epoch, generation, rank = key
         now = self._run.clock.now()
         stream.failed = True
-        if word.damaged:
-            self._damaged(word.damaged, word.message)
-            self._run.emit(e.CheckpointGone(at=now, folder=word.damaged))
-        if word.lost_snapshot is not None:
-            self._run.observer.say(f"{word.message}; the one before it, or the newest in storage, is used")
-            self._run.emit(e.SnapshotDamaged(at=now, snapshot=word.lost_snapshot))
+        if message.damaged:
+            self._damaged(message.damaged, message.message)
+            self._run.emit(e.CheckpointGone(at=now, folder=message.damaged))
+        if message.lost_snapshot is not None:
+            self._run.observer.say(f"{message.message}; the one before it, or the newest in storage, is used")
+            self._run.emit(e.SnapshotDamaged(at=now, snapshot=message.lost_snapshot))
         failure = Failure(
-            _kind_of(word),
-            self._run.engine.time_here(stream.assignment.host, word.at),
-            word.message,
+            _kind_of(message),
+            self._run.engine.time_here(stream.assignment.host, message.at),
+            message.message,
             rank=rank,
             host=stream.assignment.host,
-            echo=word.echo,
-            traceback=word.traceback,
+            echo=message.echo,
+            traceback=message.traceback,
         )
         self._run.emit(e.WorkerFailed(at=now, epoch=epoch, generation=generation, rank=rank, failure=failure))
 
@@ -267,7 +267,7 @@ class FromWorkers:
         if message.part is None:
             self._upload_failed(key, message.index, message.reason)
         else:
-            self._tell_reports(key, stream, _Batch(stream.upto, parts=self._news(stream, message.part)))
+            self._emit_reports(key, stream, _Batch(stream.upto, parts=self._new_parts(stream, message.part)))
 
     def _upload_failed(self, key: WorkerId, index: int, reason: str) -> None:
         epoch, generation, rank = key
@@ -288,11 +288,11 @@ class FromWorkers:
                 reason=reason,
             )
         )
-        self._workers.tell(epoch, [rank], worker_messages.CheckpointSettled("", index))
+        self._workers.send(epoch, [rank], worker_messages.CheckpointSettled("", index))
 
 
-def _kind_of(word: worker_messages.Raised) -> Kind:
-    if word.final:
+def _kind_of(message: worker_messages.Raised) -> Kind:
+    if message.final:
         return Kind.LIMIT
     # What it was given to start from is no fault of the function's.
-    return Kind.START if word.damaged or word.lost_snapshot is not None else Kind.EXCEPTION
+    return Kind.START if message.damaged or message.lost_snapshot is not None else Kind.EXCEPTION

@@ -27,7 +27,7 @@ from everstep.topology.slices import HostId
 FLUSH_S = 0.2
 _LOOK_S = 2.0
 _IDLE_S = 1.0
-"""Warnings are due by time, and some news make no event: so often it is looked without one."""
+"""How often to check without an event: warnings are due by time, and some news make no event."""
 _COMPACT_AGAIN_S = 60.0
 
 
@@ -64,7 +64,7 @@ class Housekeeping:
         gone: Callable[[str], None],
     ) -> None:
         """Make durable what has been written, renew the lease, and let agents forget what they need not keep.
-        ``collect`` writes what waits to be written, and tells what may be acknowledged after that.
+        ``collect`` writes what waits to be written, and returns what may be acknowledged after that.
         ``gone``: a checkpoint is no longer where it was.
         """
         wrote = self._clock.now()
@@ -136,7 +136,7 @@ class Housekeeping:
                 if await self._store.exists(stop_request(lease)):
                     return
             except StorageError:
-                continue  # it is said elsewhere that storage is away
+                continue  # that storage is away is reported elsewhere
 
     def warn_of_uncommitted(self, controller: Controller, limits: Deadlines) -> None:
         """A checkpoint that some ranks never report would wait for ever without a word. What waits longest is

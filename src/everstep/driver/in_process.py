@@ -18,7 +18,7 @@ from everstep.backend.base import Endpoint, Member
 from everstep.backend.launched import LaunchedGroup
 from everstep.control.commands import Outcome
 from everstep.driver.in_process_run import InProcessRun
-from everstep.driver.launched_rank import LaunchedRankLink, agree, hear, stop_listening
+from everstep.driver.launched_rank import LaunchedRankLink, agree, handle, stop_listening
 from everstep.driver.questions import QUESTIONS
 from everstep.driver.result import Result, result_of
 from everstep.driver.states import StatesDue
@@ -48,7 +48,7 @@ _ALONE = Member(0, 1, 0, 1, 0, 1)
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others before they start."""
+    """From rank 0 to the others, before they start."""
 
     name: str
     epoch: int
@@ -77,7 +77,7 @@ class InProcessLink:
     def __init__(self, run: InProcessRun, group: LaunchedGroup | None) -> None:
         self.run = run
         self._group = group
-        self._heard_of = threading.Condition()
+        self._changed = threading.Condition()
         self._questions: list[_Question] = []
         """Of other ranks, until their own reports are dealt with."""
         self.failure: Exception | None = None
@@ -91,7 +91,7 @@ class InProcessLink:
             for rank in range(1, world)
         ]
         self.session: sessions.Session | None = None
-        self._synchronized = SynchronizedValues(self._tell, 0)
+        self._synchronized = SynchronizedValues(self._send, 0)
         self._synchronized.restart(0, {0: range(world)})
         self._states = StatesDue(run.config.storage_every_s, self._synchronized.propose)
         self._states.restart(time.monotonic())
@@ -99,12 +99,12 @@ class InProcessLink:
     def _propose_if_due(self) -> None:
         self._states.look(time.monotonic())
 
-    def _tell(self, epoch: int, ranks: list[int], message: worker_messages.AnyToWorker) -> None:
+    def _send(self, epoch: int, ranks: list[int], message: worker_messages.AnyToWorker) -> None:
         for rank in ranks:
             if rank == 0 and self.session is not None:
-                hear(self.session, message, self.send)
+                handle(self.session, message, self.send)
             elif rank > 0 and self._group is not None:
-                self._group.tell(rank, framing.frame(message))
+                self._group.send_to(rank, framing.frame(message))
 
     # ------------------------------------------------------------------ what ranks say
 
@@ -115,18 +115,18 @@ class InProcessLink:
 
     def _listen(self, rank: int) -> None:
         assert self._group is not None
-        for frame in self._group.told_by(rank):
-            if self._heard(rank, frame):
+        for frame in self._group.messages_from(rank):
+            if self._received(rank, frame):
                 return
 
     def send(self, frame: bytes) -> None:
-        self._heard(0, frame)
+        self._received(0, frame)
         self._raise_failure()
 
-    def _heard(self, rank: int, frame: bytes) -> bool:
+    def _received(self, rank: int, frame: bytes) -> bool:
         """Whether that was the last that this rank had to say."""
         returned = False
-        with self._heard_of:  # the function's thread reports, the one that uploads, and other ranks
+        with self._changed:  # the function's thread reports, the one that uploads, and other ranks
             for body in framing.Frames().feed(frame):
                 message = worker_messages.from_worker.decode(body)
                 try:
@@ -135,7 +135,7 @@ class InProcessLink:
                     self.failure = self.failure or error
                 returned = returned or isinstance(message, worker_messages.Returned)
             self._answer()
-            self._heard_of.notify_all()
+            self._changed.notify_all()
         return returned
 
     def _raise_failure(self) -> None:
@@ -154,7 +154,7 @@ class InProcessLink:
                 parts = (report.part,) if report.part is not None else ()
                 return self._book.reported(rank, report.index, owed, parts)
             case worker_messages.StallReported() as stalled:
-                self.run.stalls.heard(
+                self.run.stalls.add(
                     Incarnation(self.run.epoch, 0, 0), stalled.index, stalled.seconds, time.monotonic()
                 )
                 self.run.stalls.flush(time.monotonic())
@@ -182,15 +182,15 @@ class InProcessLink:
         if what not in QUESTIONS:
             return agree(what, body, self._group) if self._group is not None else body
         upto = msgspec.msgpack.decode(body, type=int)
-        with self._heard_of:
-            is_due = self._heard_of.wait_for(lambda: self.failure or self._is_due(what, upto), timeout_s)
+        with self._changed:
+            is_due = self._changed.wait_for(lambda: self.failure or self._is_due(what, upto), timeout_s)
             self._raise_failure()
             if not is_due:
                 raise TimeoutError
             return self.run.listed(what)
 
     def _is_due(self, what: str, upto: int) -> bool:
-        """Commits are made where the last part is heard of: there are none under way."""
+        """Commits are made as soon as the last part comes: there are none under way."""
         if what == "validated" and self.run.history.pending():
             return False
         return self._book.has_all(upto) and (what == "newest" or not self._book.is_uploading(upto))
@@ -202,7 +202,7 @@ class InProcessLink:
         for question in due:
             assert self._group is not None
             answer = worker_messages.Answer(question.seq, self.run.listed(question.what))
-            self._group.tell(question.rank, framing.frame(answer))
+            self._group.send_to(question.rank, framing.frame(answer))
 
     # ------------------------------------------------------------------ what comes of it
 
@@ -216,11 +216,11 @@ class InProcessLink:
         """No rank waits for this checkpoint any more."""
         if self.session is not None:
             self.session.committed(index)
-        self._tell_others(worker_messages.CheckpointSettled(folder, index))
+        self._send_to_others(worker_messages.CheckpointSettled(folder, index))
 
-    def _tell_others(self, message: worker_messages.AnyToWorker) -> None:
+    def _send_to_others(self, message: worker_messages.AnyToWorker) -> None:
         if self._group is not None:
-            self._tell(self.run.epoch, list(range(1, self._group.member.world_size)), message)
+            self._send(self.run.epoch, list(range(1, self._group.member.world_size)), message)
 
     def finish(self) -> None:
         """This rank has returned; wait for the others, whose parts may still be missing."""
@@ -231,7 +231,7 @@ class InProcessLink:
 
     def close(self, closed: records.Closed) -> None:
         self.run.close(closed)
-        self._tell_others(worker_messages.Undriven(True))
+        self._send_to_others(worker_messages.Undriven(True))
 
     def stop(self) -> None:
         stop_listening(self._group, self._listeners)

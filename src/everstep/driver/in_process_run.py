@@ -81,7 +81,7 @@ class InProcessRun:
         )
         complete(self._journal.flush())
         self._validate()
-        self._scores.look(self.history.checkpoints[ready.folder])
+        self._scores.warn_without_score(self.history.checkpoints[ready.folder])
 
     def retain(self) -> None:
         """Let go of checkpoints that newer ones replace."""
@@ -122,7 +122,7 @@ class InProcessRun:
         complete(repair.put_in_order(journal_is_whole=not lease.damage))
 
     def begin(self, epoch: int) -> None:
-        """This attempt's number is never used again, whatever becomes of it."""
+        """This attempt's number is never used again, also if nothing comes of it."""
         self.epoch = epoch
         self._validate()
         self.write(PhaseChanged(time.monotonic(), Phase.STARTING.value, epoch))

@@ -1,4 +1,4 @@
-"""What engine and agents say, as events for the controller."""
+"""Messages of engine and agents, as events for the controller."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Incoming:
         self.slices: dict[HostId, SliceName] = {}
         """Of each host that the engine lists."""
         self.left: TakeOver | None = None
-        """While an earlier driver's agents tell what they have."""
+        """While an earlier driver's agents report what they have."""
         self._obeyed: set[HostId] = set()
         """Hosts whose agents have said that they are this driver's."""
         self._said: set[str] = set()
@@ -65,11 +65,11 @@ class Incoming:
         if self.left is not None:
             if isinstance(message, wire.Status):
                 self._check_lease(host, message.lease)
-            self.left.hear(host, message)
+            self.left.received(host, message)
             return
         match message:
             case wire.FromWorker():
-                self._from_workers.heard(message)
+                self._from_workers.received(message)
             case wire.Spawned():
                 self._from_workers.spawned(message)
             case wire.Exited():
@@ -123,7 +123,7 @@ class Incoming:
                 assert_never(message)
 
     def _check_lease(self, host: HostId, lease: int) -> None:
-        """An agent that was this driver's and obeys a later one says that the run was taken over."""
+        """An agent that was this driver's and obeys a later one: the run may have been taken over."""
         if lease == self._run.precedence:
             self._obeyed.add(host)
         elif lease > self._run.precedence and host in self._obeyed and not self._run.outcome.replaced:

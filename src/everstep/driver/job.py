@@ -1,4 +1,4 @@
-"""What is to be run, and what engine, agents and workers are told of it."""
+"""What is to be run, as engine, agents and workers need it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from everstep.torchft.server import NeedsLighthouse
 from everstep.validation import ValidationConfig
 
 Specs = dict[HostId, list[wire.WorkerSpec]]
-"""What workers are told, by host."""
+"""The specs of workers, by host."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Job:
             deadlines=self.run.deadlines,
         )
 
-    def ask(self, lease: int, journal: str, left: Iterable[HostId]) -> EngineRequest:
+    def engine_request(self, lease: int, journal: str, left: Iterable[HostId]) -> EngineRequest:
         """As an engine needs it."""
         address = self.store.address()
         return EngineRequest(

@@ -29,7 +29,7 @@ class LaunchedRankLink:
 
     def _listen(self) -> None:
         """Until rank 0 has closed the run."""
-        for frame in self._group.told_by_leader():
+        for frame in self._group.messages_from_leader():
             for body in framing.Frames().feed(frame):
                 match worker_messages.to_worker.decode(body):
                     case worker_messages.Answer() as answer:
@@ -37,13 +37,13 @@ class LaunchedRankLink:
                     case worker_messages.Undriven():
                         return
                     case message if self.session is not None:
-                        hear(self.session, message, self.send)
+                        handle(self.session, message, self.send)
                     case _:
                         pass
 
     def send(self, frame: bytes) -> None:
         with self._sending:  # the function's thread reports, and the one that uploads
-            self._group.tell_leader(frame)
+            self._group.send_to_leader(frame)
 
     def ask(self, what: str, body: bytes, timeout_s: float | None) -> bytes:
         if what not in QUESTIONS:
@@ -69,7 +69,7 @@ def stop_listening(group: LaunchedGroup | None, threads: list[threading.Thread])
             thread.join(_HANG_UP_S)
 
 
-def hear(
+def handle(
     session: sessions.Session, message: worker_messages.AnyToWorker, answer: Callable[[bytes], None]
 ) -> None:
     match message:

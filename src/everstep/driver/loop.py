@@ -1,6 +1,6 @@
 """The driver: events to the controller, its commands carried out, from the opening of a run to its end.
 
-It keeps no opinion of its own. Everything runs on one asyncio loop; what touches storage is awaited.
+It decides nothing itself. Everything runs on one asyncio loop; what touches storage is awaited.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Driver:
         run.spawn(self._stopping.stop_on_request())
         try:
             left = (place.host for place in run.history.places.values())
-            ask = run.job.ask(run.precedence, run.history.run_id, left)
-            await self.outcome.unless_over(run.engine.open(self._incoming, ask))
+            request = run.job.engine_request(run.precedence, run.history.run_id, left)
+            await self.outcome.unless_over(run.engine.open(self._incoming, request))
             await self.outcome.unless_over(self._open())
             run.engine.count_silence()
             run.spawn(validations.keep_validating())
@@ -103,7 +103,7 @@ class Driver:
         )
         if left is not None:
             self.announcements.started()
-            self._from_workers.tell_adopted()
+            self._from_workers.emit_adopted()
             for host, message in left.messages():
                 self._incoming.on_message(host, message)
 
@@ -119,8 +119,8 @@ class Driver:
     # ------------------------------------------------------------------ after each event, record and flush
 
     def _handled(self, event: e.Event) -> None:
-        """Something may have changed: what is committed, who speaks for the run, and which hosts need to know
-        the lighthouse.
+        """Something may have changed: what is committed, whose metrics are the run's, and which hosts need
+        the address of the lighthouse.
         """
         self._run.house.look()
         self.workers.questions.answer()
@@ -128,7 +128,7 @@ class Driver:
             self._checkpoints.validations.replaced()
         if isinstance(event, e.Reported):
             return
-        self.workers.metrics.speaker = min((group.number for group in self.controller.steady()), default=0)
+        self.workers.metrics.source = min((group.number for group in self.controller.steady()), default=0)
         self.announcements.count()
         if self._lighthouse is not None:
             self._lighthouse.place([host.id for host in self.controller.hosts_held()])
@@ -137,7 +137,7 @@ class Driver:
         self._incoming.echoes.recorded(record)
         if isinstance(record, c.GroupStarted):
             self.announcements.started()
-            self.workers.tell_newcomers()
+            self.workers.update_newcomers()
             self._checkpoints.group_started()
         elif isinstance(record, c.PhaseChanged) and record.phase == Phase.ENDING:
             self._stopping.ends()

@@ -16,7 +16,7 @@ class NoticesToWorkers:
         self._clock = clock
         self._deadlines: dict[HostId, float] = {}
 
-    def hear(self, host: HostId, deadline: float | None) -> None:
+    def set(self, host: HostId, deadline: float | None) -> None:
         """None: it was taken back."""
         if deadline is None:
             self._deadlines.pop(host, None)
@@ -29,7 +29,7 @@ class NoticesToWorkers:
     def concern(self, streams: Iterable[WorkerStream]) -> bool:
         return any(stream.assignment.host in self._deadlines for stream in streams)
 
-    def tell(self, streams: Collection[WorkerStream]) -> None:
+    def propose(self, streams: Collection[WorkerStream]) -> None:
         """Let every rank know which hosts go; a notice for one host of a slice means all of it."""
         slices = {s.assignment.slice for s in streams if s.assignment.host in self._deadlines}
         ranks: dict[HostId, list[int]] = {}

@@ -68,7 +68,7 @@ async def _take_over(
     if lighthouse is not None and left.lighthouse is not None:
         lighthouse.found(*left.lighthouse)
     run.write(records.TakenOver(run.clock.now(), left.chosen.epoch))
-    # Who was placed by a record that is damaged now, is placed again.
+    # Workers whose record of placement is damaged now are recorded again.
     streams = workers.streams.values()
     workers.write_places([stream.assignment for stream in streams], others_stay=False)
     run.observer.say(f"took over {len(streams)} workers, which never stopped")

@@ -14,7 +14,7 @@ from everstep.protocol import worker_messages
 
 
 class WorkerPace:
-    """What workers say of their own time, and who wants to know it."""
+    """Passes on what workers report of their own time."""
 
     def __init__(self, cadence: SnapshotCadence, stalls: Stalls, stragglers: StragglerWatch) -> None:
         self.cadence = cadence
@@ -41,12 +41,12 @@ class WorkerPace:
         self,
         epoch: int,
         stream: WorkerStream,
-        word: worker_messages.StallReported,
+        message: worker_messages.StallReported,
         peers: Iterable[WorkerStream],
         now: float,
     ) -> None:
-        """``peers``: all that there are, in whatever replica group."""
+        """``peers``: all that there are, in all replica groups."""
         number = stream.assignment.group_id
         others = [p.upto for p in peers if p is not stream and p.assignment.group_id == number]
         of = Incarnation(epoch, number, stream.generation)
-        self.stalls.heard(of, word.index, word.seconds, now, others)
+        self.stalls.add(of, message.index, message.seconds, now, others)

@@ -200,7 +200,7 @@ def imports_of(function: Any, seen: tuple[Any, ...] = ()) -> list[str]:
 
 
 def given_variables(runtime_env: Mapping[str, Any]) -> dict[str, str]:
-    """What the user sets for the workers, wherever they run."""
+    """Variables that the user sets for the workers, on any host."""
     return {"PYTHONUNBUFFERED": "1", **{str(k): str(v) for k, v in runtime_env.get("env_vars", {}).items()}}
 
 

@@ -50,7 +50,7 @@ class _Question:
     upto: int
     """The last report of the rank that asks."""
     since: float
-    told: bool = False
+    warned: bool = False
     """That it waits."""
 
 
@@ -69,14 +69,14 @@ class CheckpointQuestions:
 
     def __init__(
         self,
-        tell: Callable[[int, list[int], worker_messages.AnyToWorker], None],
+        send: Callable[[int, list[int], worker_messages.AnyToWorker], None],
         controller: Controller,
         history: History,
         store: Store,
         config: CheckpointConfig,
         clock: Clock,
     ) -> None:
-        self._tell = tell
+        self._send = send
         self._controller = controller
         self._history = history
         self._store = store
@@ -85,9 +85,9 @@ class CheckpointQuestions:
         self._open: dict[tuple[int, int], _Question] = {}
         """By rank and number."""
 
-    def ask(self, rank: int, ask: worker_messages.Question) -> None:
-        upto = msgspec.msgpack.decode(ask.body, type=int)
-        self._open[rank, ask.seq] = _Question(ask.what, upto, self._clock.now())
+    def ask(self, rank: int, question: worker_messages.Question) -> None:
+        upto = msgspec.msgpack.decode(question.body, type=int)
+        self._open[rank, question.seq] = _Question(question.what, upto, self._clock.now())
         self.answer()
 
     def forget(self, rank: int) -> None:
@@ -104,17 +104,17 @@ class CheckpointQuestions:
         due = [key for key, question in self._open.items() if self._is_due(key[0], question)]
         for rank, seq in due:
             body = self._found(self._open.pop((rank, seq)))
-            self._tell(self._controller.epoch, [rank], worker_messages.Answer(seq, body))
+            self._send(self._controller.epoch, [rank], worker_messages.Answer(seq, body))
 
     def warn(self, after_s: float, say: Callable[[str], None]) -> None:
         """Name the ranks that a question has waited for this long, once."""
         for (rank, _), question in self._open.items():
             group = self._controller.group_of(rank)
-            if group is None or question.told or self._clock.now() - question.since <= after_s:
+            if group is None or question.warned or self._clock.now() - question.since <= after_s:
                 continue
             behind = group.book.behind(question.upto)
             if behind:
-                question.told = True
+                question.warned = True
                 say(
                     f"{_FUNCTIONS[question.what]}() at rank {rank} waits for {named('rank', behind)} to make "
                     f"report {question.upto}. {EQUALLY_OFTEN}"

@@ -19,7 +19,7 @@ from everstep.protocol.metrics import NO_METRICS
 
 class RunMetrics:
     def __init__(self, write: Callable[[records.AnyRecord], None]) -> None:
-        self.speaker = 0
+        self.source = 0
         """The group whose reports are the run's metrics."""
         self._write = write
         self._reported: dict[tuple[int, int], dict[int, msgspec.Raw]] = {}
@@ -34,7 +34,7 @@ class RunMetrics:
         """The index of the first of those."""
 
     def recall(self, reported: Mapping[tuple[int, int], Mapping[int, msgspec.Raw]]) -> None:
-        """What an earlier driver has heard."""
+        """Reports that an earlier driver has received."""
         self._reported = {of: dict(rows) for of, rows in reported.items()}
 
     def restart(self) -> None:
@@ -46,14 +46,14 @@ class RunMetrics:
     def add(self, epoch: int, stream: WorkerStream, reports: Iterable[worker_messages.Report]) -> None:
         """What one worker has reported, in order."""
         of = (stream.assignment.group_id, stream.generation)
-        whose, speaks = Incarnation(epoch, *of), of[0] == self.speaker
+        whose, is_source = Incarnation(epoch, *of), of[0] == self.source
         known = self._reported.setdefault(of, {})
         for report in reports:
             index = report.index
             if index in known:
-                continue  # told again, and in the journal already
+                continue  # repeated, and in the journal already
             known[index] = report.metrics
-            if speaks:
+            if is_source:
                 if whose != self._of or index != self._first + len(self._waiting):
                     self.flush()
                     self._of, self._first = whose, index
@@ -66,8 +66,8 @@ class RunMetrics:
     def newest(self, stream: WorkerStream) -> msgspec.Raw | None:
         """The row that this worker has just added to the run's metrics, if it has."""
         of = (stream.assignment.group_id, stream.generation)
-        speaks = stream.assignment.group_rank == 0 and of[0] == self.speaker
-        return self._reported.get(of, {}).get(stream.upto) if speaks else None
+        is_source = stream.assignment.group_rank == 0 and of[0] == self.source
+        return self._reported.get(of, {}).get(stream.upto) if is_source else None
 
     def with_checkpoint(self, group: int, generation: int, index: int) -> msgspec.Raw:
         silent = self._with_last_state.get((group, generation, index), NO_METRICS)

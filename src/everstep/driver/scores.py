@@ -28,14 +28,14 @@ class Scores:
     def __init__(self, config: CheckpointConfig, say: Callable[[str], None]) -> None:
         self._attribute = config.checkpoint_score_attribute
         self._say = say
-        self._told = False
+        self._warned = False
 
-    def look(self, kept: KeptCheckpoint) -> None:
+    def warn_without_score(self, kept: KeptCheckpoint) -> None:
         """Say, once a run, that one has no score."""
         attribute = self._attribute
-        if attribute is None or self._told or find_metric(kept.metrics, attribute) is not None:
+        if attribute is None or self._warned or find_metric(kept.metrics, attribute) is not None:
             return
-        self._told = True
+        self._warned = True
         names = sorted(map(str, kept.metrics))
         known = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "") or "none"
         self._say(

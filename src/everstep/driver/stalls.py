@@ -1,4 +1,4 @@
-"""How long training stood still for checkpoints, put together from what each rank says of itself."""
+"""How long training stood still for checkpoints, from the reports of each rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from everstep.journal import records
 from everstep.journal.ledger import RunLedger
 
 _WORTH_S = 0.25
-"""So much is recorded at once."""
+"""Seconds of stall that are recorded at once."""
 _LATEST_S = 10.0
-"""And less than that after this time."""
+"""Less than that is recorded after this time."""
 _REPORTS = 64
-"""Of so many reports, the newest, it is known how long the slowest rank took."""
+"""For how many of the newest reports the longest stall is kept."""
 
 
 class _Group:
@@ -32,14 +32,14 @@ class _Group:
 
 
 class Stalls:
-    """Ranks save at the same time, so that what they say overlaps: of each report, the longest counts."""
+    """Ranks save at the same time, so that their stalls overlap: of each report, the longest counts."""
 
     def __init__(self, write: Callable[[records.AnyRecord], None], ledger: RunLedger) -> None:
         self._write = write
         self._ledger = ledger
         self._groups: dict[Incarnation, _Group] = {}
 
-    def heard(
+    def add(
         self, of: Incarnation, index: int, seconds: float, now: float, others: Sequence[int] = ()
     ) -> None:
         """A rank stood still for its report ``index``, while the others came as far as this."""
@@ -47,7 +47,7 @@ class Stalls:
         if group is None:
             group = self._groups[of] = _Group(self._ledger.stalls_upto.get(of, 0))
         if index <= group.recorded:
-            return  # an earlier driver has heard of it
+            return  # an earlier driver has recorded it
         if max(others, default=0) > index + 1:
             seconds /= 1 + len(others)  # they don't wait for it
         before = group.longest.get(index, 0.0)

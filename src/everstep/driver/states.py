@@ -10,15 +10,17 @@ from everstep.config import MemoryConfig
 from everstep.protocol import worker_messages
 
 MAX_STALL = 0.02
-"""Of the time: how long training may wait for snapshots, if nobody says how often they are to be taken."""
+"""The share of its time that training may wait for snapshots, unless the user says how often to take them."""
 _REPORTS = 32
-"""How many of the last reports tell how fast training is."""
+"""How many of the last reports the speed of training is measured by."""
 _MARGIN = 1.25
-"""From one snapshot that is taken while training goes on to the next, in times of what one takes: who comes
-to the next before this one is whole has to wait.
+"""A snapshot that is taken while training goes on is whole after some time. The next one comes after this
+many times as long: a rank that reaches it earlier has to wait.
 """
 _CLOSE = 0.25
-"""What differs by less from what is wanted stays as it is: a change holds all ranks up for a moment."""
+"""The cadence changes only if it differs by more than this share: a change holds all ranks up for
+a moment.
+"""
 
 
 class StatesDue:
@@ -74,16 +76,16 @@ class SnapshotCadence:
         """How long it takes until another host has a copy."""
         self._pace: deque[tuple[float, int, bool]] = deque(maxlen=_REPORTS)
         """(time, index, whether a snapshot was taken) of one rank's last reports."""
-        self._is_told = True
+        self._is_known = True
 
     def restart(self) -> None:
-        """Workers start, and are told."""
+        """Workers start, and know the cadence."""
         self._pace.clear()
-        self._is_told = True
+        self._is_known = True
 
     def adopt(self) -> None:
-        """Workers of an earlier driver know what that one has told them."""
-        self._is_told = False
+        """Workers of an earlier driver know that one's cadence."""
+        self._is_known = False
 
     def reported(self, rank: int, index: int, copy_s: float, now: float) -> None:
         if not self.reports:
@@ -104,7 +106,7 @@ class SnapshotCadence:
         _note(self._sent, rank, seconds)
 
     def refused(self, rank: int, reason: str) -> None:
-        """A rank's host has no memory for it: what the others have is of no use to anybody."""
+        """A rank's host has no memory for it: the snapshots of the others are of no use without it."""
         if self.reports:
             self._say(
                 f"no snapshots in memory: rank {rank} has no room for them ({reason}). The run goes on with "
@@ -118,13 +120,13 @@ class SnapshotCadence:
         if not self.reports or not self._copies or len(self._pace) < 2:
             return
         wanted = self._wanted()
-        if not self._is_told or abs(wanted - self.reports) > _CLOSE * self.reports:
+        if not self._is_known or abs(wanted - self.reports) > _CLOSE * self.reports:
             self._change(wanted)
 
     def _wanted(self) -> int:
         (began, first, before), (ended, last, _) = self._pace[0], self._pace[-1]
         copy_s = max(self._copies.values())
-        # A report is heard of after its copy: what the first one cost was before that.
+        # A report comes after its copy: what the first one cost was before that.
         copies = sum(taken for _, _, taken in self._pace) - before
         step_s = max(1e-6, (ended - began - copies * copy_s) / max(1, last - first))
         if self._every_s == 0:
@@ -136,7 +138,7 @@ class SnapshotCadence:
         return max(fewest, math.ceil(copy_s * (1 / MAX_STALL - 1) / step_s))
 
     def _change(self, reports: int) -> None:
-        self.reports, self._is_told = reports, True
+        self.reports, self._is_known = reports, True
         self._propose(worker_messages.SnapshotEvery(reports))
 
 

@@ -1,10 +1,9 @@
-"""What the workers say, as the driver hears it: frames out of bytes, and how far each worker has been dealt
-with.
+"""The messages of workers: frames out of bytes, and how far each worker's have been dealt with.
 
-An agent keeps a worker's words until the driver acknowledges them, so that a later driver hears what this one
-did not live to deal with. A frame may be acknowledged once nothing depends on hearing it again: a report once
-it is in the journal and its checkpoint is committed or given up, a question once it is answered. A worker's
-last word is never acknowledged.
+An agent keeps a worker's messages until the driver acknowledges them, so that a later driver receives those
+that this one did not live to deal with. A frame may be acknowledged once nothing depends on receiving it
+again: a report once it is in the journal and its checkpoint is committed or given up, a question once it is
+answered. A worker's last message is never acknowledged.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Summary(msgspec.Struct):
 
 @dataclass
 class _Open:
-    """A frame that must be heard again if this driver dies now."""
+    """A frame that a later driver must receive if this one dies now."""
 
     offset: int
     summary: Summary
@@ -47,14 +46,14 @@ class _Open:
 
 
 class WorkerStream:
-    """One worker's words."""
+    """One worker's messages."""
 
     def __init__(self, assignment: Assignment, generation: int, offset: int = 0, state: bytes = b"") -> None:
         self.assignment = assignment
         self.generation = generation
-        self._heard = msgspec.msgpack.decode(state, type=Summary) if state else Summary()
+        self._known = msgspec.msgpack.decode(state, type=Summary) if state else Summary()
         """But for what is settled, which is known of what was acknowledged only."""
-        self.settled = deque(self._heard.settled, maxlen=_MOST_SETTLED)
+        self.settled = deque(self._known.settled, maxlen=_MOST_SETTLED)
         """The last reports whose checkpoint is committed or given up."""
         self.returned = False
         self.failed = False
@@ -72,60 +71,60 @@ class WorkerStream:
 
     @property
     def joined(self) -> bool:
-        return self._heard.joined
+        return self._known.joined
 
     @property
     def upto(self) -> int:
         """The last report."""
-        return self._heard.upto
+        return self._known.upto
 
     @property
     def turn(self) -> int:
-        return self._heard.turn
+        return self._known.turn
 
     @property
     def taking(self) -> int:
         """The report whose snapshot is being taken, or 0."""
-        return self._heard.taking
+        return self._known.taking
 
     def feed(self, data: bytes) -> Iterator[worker_messages.AnyFromWorker]:
-        """The words that are complete now. Each is accounted for before the next is given."""
+        """The messages that are complete now. Each is accounted for before the next is given."""
         for body in self._frames.feed(data):
-            word = worker_messages.from_worker.decode(body)
-            match word:
+            message = worker_messages.from_worker.decode(body)
+            match message:
                 case worker_messages.Report():  # there are far more of these than of all else
-                    if word.part is not None or word.owed:
-                        self._keep(index=word.index)
-                    self._heard.upto = word.index
-                    if word.bound:
-                        self.bound.add(word.index)
-                    if word.taking:
-                        self._heard.taking = word.index
-                case worker_messages.SnapshotTaken() if word.index == self.taking:
-                    self._heard.taking = 0
+                    if message.part is not None or message.owed:
+                        self._keep(index=message.index)
+                    self._known.upto = message.index
+                    if message.bound:
+                        self.bound.add(message.index)
+                    if message.taking:
+                        self._known.taking = message.index
+                case worker_messages.SnapshotTaken() if message.index == self.taking:
+                    self._known.taking = 0
                 case worker_messages.PartDone():
-                    self.bound.discard(word.part.index)
+                    self.bound.discard(message.part.index)
                 case worker_messages.PartFailed():
-                    self.bound.discard(word.index)
+                    self.bound.discard(message.index)
                 case worker_messages.Joined():
-                    self._heard.joined = True
+                    self._known.joined = True
                 case worker_messages.Question():
-                    self._keep(seq=word.seq)
-                    if word.turn:
-                        self._heard.turn = word.turn
+                    self._keep(seq=message.seq)
+                    if message.turn:
+                        self._known.turn = message.turn
                 case worker_messages.Returned() | worker_messages.Raised():
                     self._keep()
                 case _:
                     pass
             self._offset += 4 + len(body)
-            yield word
+            yield message
 
     def _keep(self, index: int = 0, seq: int = 0) -> None:
-        """The frame that begins here, which nothing that is known takes account of yet."""
+        """Keep open the frame that begins here: what it leads to isn't done yet."""
         self._open.append(_Open(self._offset, self._summary(), index, seq))
 
     def _summary(self) -> Summary:
-        return msgspec.structs.replace(self._heard, settled=())
+        return msgspec.structs.replace(self._known, settled=())
 
     @property
     def has_news(self) -> bool:
@@ -133,8 +132,8 @@ class WorkerStream:
         return bool(self._open) or self._offset > self._acknowledged
 
     def settle(self, committing: set[int], unanswered: set[int]) -> None:
-        """Forget what need not be heard again: checkpoints that nobody waits for any more, questions that are
-        answered.
+        """Forget what a later driver need not receive: checkpoints that nobody waits for any more, questions
+        that are answered.
         """
         while self._open:
             first = self._open[0]

@@ -8,12 +8,14 @@ from everstep.protocol import worker_messages
 
 
 class SynchronizedValues:
-    """Proposes to every rank, hears how far each has come, and tells all of them from where on it holds."""
+    """Proposes a value to every rank, receives how many calls each has made, and sends all of them the call
+    from which on it holds.
+    """
 
     def __init__(
-        self, tell: Callable[[int, list[int], worker_messages.AnyToWorker], None], lease: int
+        self, send: Callable[[int, list[int], worker_messages.AnyToWorker], None], lease: int
     ) -> None:
-        self._tell = tell
+        self._send = send
         # Never a number that an earlier driver of these workers has used: leases are 2**32 apart, or at least
         # as far as the seconds between them.
         self._number = lease
@@ -40,18 +42,18 @@ class SynchronizedValues:
         for group, members in self._groups.items():
             self._number += 1
             self._open[(self._number, group)] = {}
-            self._tell(
+            self._send(
                 self._epoch, sorted(members - self._returned), worker_messages.Propose(self._number, value)
             )
 
-    def counted(self, rank: int, word: worker_messages.Counted) -> None:
+    def counted(self, rank: int, message: worker_messages.Counted) -> None:
         for (number, group), calls in list(self._open.items()):
-            if number == word.number and rank in self._groups[group]:
-                calls[rank] = word.calls
+            if number == message.number and rank in self._groups[group]:
+                calls[rank] = message.calls
                 self._check(number, group)
 
     def returned(self, rank: int) -> None:
-        """It asks no more: nobody waits for it."""
+        """It makes no more calls: nobody waits for it."""
         self._returned.add(rank)
         for number, group in list(self._open):
             self._check(number, group)
@@ -62,4 +64,4 @@ class SynchronizedValues:
         if waiting <= calls.keys():
             del self._open[(number, group)]
             agreed = worker_messages.Agree(number, max(calls.values(), default=0) + 1)
-            self._tell(self._epoch, sorted(waiting), agreed)
+            self._send(self._epoch, sorted(waiting), agreed)

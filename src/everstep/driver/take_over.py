@@ -1,5 +1,5 @@
-"""Taking over workers that an earlier driver left behind: agents are asked what they have, and told what is
-to end. ``health/survivors.py`` decides who is kept.
+"""Taking over workers that an earlier driver left behind: agents report what they have, and end the workers
+that can't go on. ``health/survivors.py`` decides which are kept.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from everstep.wording import named
 
 
 class TakeOver:
-    """The inventories of the agents, and what they tell again, kept until it is known what to do with it.
+    """The inventories of the agents, and the messages that they repeat, kept until it is decided who goes on.
 
-    An agent with much to tell again may be at it still when time is up. Its workers can be kept: the
-    inventory says where each worker's words begin, the agent keeps them until they are acknowledged, and they
-    come in order over one connection. So what is late is heard like any word that comes after a take-over,
-    once. A worker that has joined, or returned after it was told to end, and of which that was not heard in
-    time, is ended: nothing is lost but time.
+    An agent with many messages may not have repeated all of them when time is up. Its workers can be kept:
+    the inventory says where each worker's messages begin, the agent keeps them until they are acknowledged,
+    and they come in order over one connection. So late ones are received like any message after a take-over,
+    once. A worker is ended if the message that it has joined, or that it returned after it was told to end,
+    doesn't come in time: nothing is lost but time.
     """
 
     def __init__(self, hosts: list[HostId], last_epoch: int, begun: Mapping[tuple[int, int], int]) -> None:
@@ -40,24 +40,24 @@ class TakeOver:
         self._last_epoch = last_epoch
         self._begun = begun
         self.chosen = Survivors()
-        """Who is kept, once that is decided."""
+        """Which workers are kept, once that is decided."""
         self.stopping: set[tuple[HostId, int, int]] = set()
         """(host, epoch, generation) of workers that are being ended."""
         self.outdated = False
         """They run other code than the driver that finds them has."""
         self.lighthouse: tuple[HostId, str] | None = None
-        """Who has it, and where it is."""
-        self._untold = set(hosts)
+        """(host, address), if one of them has it."""
+        self._unreported = set(hosts)
         self._lost: set[HostId] = set()
         """Hosts that have been lost meanwhile."""
         self._listed: set[HostId] = set()
-        """Hosts whose inventory has come, though not yet all that they tell again."""
+        """Hosts whose inventory has come, though not yet all that they repeat."""
         self._held: dict[tuple[HostId, WorkerId], wire.Held] = {}
-        self._told: list[tuple[HostId, wire.AnyFromAgent]] = []
+        self._repeated: list[tuple[HostId, wire.AnyFromAgent]] = []
         self._copies: list[Copy] = []
         self._changed = asyncio.Event()
 
-    def hear(self, host: HostId, message: wire.AnyFromAgent) -> None:
+    def received(self, host: HostId, message: wire.AnyFromAgent) -> None:
         match message:
             case wire.Inventory():
                 self._listed.add(host)
@@ -67,11 +67,11 @@ class TakeOver:
                 for held in message.workers:
                     self._held[host, _worker_id(held.spec)] = held
             case wire.HandedOver():
-                self._untold.discard(host)
+                self._unreported.discard(host)
             case wire.Gone():
                 self.stopping.discard((host, message.epoch, message.generation))
             case _:
-                self._told.append((host, message))
+                self._repeated.append((host, message))
         self._changed.set()
 
     def lost(self, host: HostId) -> None:
@@ -81,17 +81,17 @@ class TakeOver:
 
     @property
     def awaited(self) -> set[HostId]:
-        """Hosts that may still tell what they have."""
-        return self._untold - self._lost
+        """Hosts that may still report what they have."""
+        return self._unreported - self._lost
 
-    def told(self) -> bool:
+    def all_reported(self) -> bool:
         return not self.awaited
 
     def stopped(self) -> bool:
         return not self.stopping
 
     async def wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Until it holds, or time is up: who hasn't answered by then isn't counted on."""
+        """Until it holds, or time is up: hosts that haven't answered by then aren't counted on."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -108,8 +108,8 @@ class TakeOver:
     # ------------------------------------------------------------------ who is kept
 
     def choose(self) -> None:
-        """Decide it, by what has been told so far."""
-        self.chosen = survivors.choose(self._left_workers(), self._last_epoch, self._begun, self._untold)
+        """Decide it, by what has been reported so far."""
+        self.chosen = survivors.choose(self._left_workers(), self._last_epoch, self._begun, self._unreported)
 
     def _left_workers(self) -> Iterator[LeftWorker]:
         said = {
@@ -127,7 +127,7 @@ class TakeOver:
                 held.spec.assignment,
                 stream.joined,
                 held.stopping,
-                any(isinstance(word, worker_messages.Returned) for word in heard),
+                any(isinstance(message, worker_messages.Returned) for message in heard),
             )
 
     def why_not(self) -> str:
@@ -153,7 +153,7 @@ class TakeOver:
         """Hosts whose workers have not ended yet, although they were told to."""
         return {host for host, _, _ in self.stopping}
 
-    # ------------------------------------------------------------------ what the controller is told
+    # ------------------------------------------------------------------ for the controller
 
     def adopted(self) -> Adopted:
         return Adopted(
@@ -196,13 +196,13 @@ class TakeOver:
         return {key.rank: held.pid for _, key, held in self._kept()}
 
     def messages(self) -> Iterator[tuple[HostId, wire.AnyFromAgent]]:
-        """What is told again, each rank's words in one piece, and after that how workers ended. Whether a
-        host has a template is news only of one that is counted on.
+        """The repeated messages: each rank's in one piece, and after that how workers ended. That a host has
+        no template matters only for one that is counted on.
         """
         counted_on = frozenset() if self.outdated else self.chosen.kept_hosts
         data: dict[WorkerId, tuple[HostId, wire.FromWorker]] = {}
         rest: list[tuple[HostId, wire.AnyFromAgent]] = []
-        for host, message in self._told:
+        for host, message in self._repeated:
             if isinstance(message, wire.FromWorker):
                 key = WorkerId(message.epoch, message.generation, message.rank)
                 before = data[key][1] if key in data else None
@@ -237,10 +237,10 @@ async def ask_agents(
     """
     for host in left.hosts:
         engine.claim(host)
-    await left.wait(left.told, min(limits.heartbeat_timeout_s, limits.take_over_s))
-    if not left.told() and limits.take_over_s > limits.heartbeat_timeout_s:
+    await left.wait(left.all_reported, min(limits.heartbeat_timeout_s, limits.take_over_s))
+    if not left.all_reported() and limits.take_over_s > limits.heartbeat_timeout_s:
         say(waits_for(left.awaited, limits))
-        await left.wait(left.told, limits.take_over_s - limits.heartbeat_timeout_s)
+        await left.wait(left.all_reported, limits.take_over_s - limits.heartbeat_timeout_s)
     left.choose()
     why_not = left.why_not()
     if why_not:

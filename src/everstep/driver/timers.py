@@ -14,8 +14,8 @@ Key = tuple[e.TimerName, int]
 class Timers:
     """By name and key. One that is set again is moved.
 
-    Time in which the driver did not run is nobody's silence. After such a gap, timers wait until the driver
-    knows that the run is still its own, and what happened meanwhile.
+    Time in which the driver did not run doesn't count as silence of hosts. After such a gap, timers wait
+    until the driver knows that the run is still its own, and what happened meanwhile.
     """
 
     def __init__(self, run: DrivenRun) -> None:
@@ -74,8 +74,8 @@ class Timers:
             self._run.spawn(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Look at the lease first. Then every agent that lives has time to be heard, and hosts that are
-        silent count as lost.
+        """Check the lease first. Then wait until heartbeats of all agents that live have come, and hosts that
+        are silent count as lost.
         """
         limits, due = self._run.limits, -math.inf
         while self._was_asleep(due):

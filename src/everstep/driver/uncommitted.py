@@ -23,8 +23,8 @@ class Uncommitted:
         self._since: dict[_Report, float] = {}
         self._named: set[tuple[Incarnation, int]] = set()
         """Ranks that are known to be behind."""
-        self._told: set[_Report] = set()
-        """Those that are known to wait for long."""
+        self._warned: set[_Report] = set()
+        """Those of which the user was warned that they wait for long."""
 
     def look(self, controller: Controller, limits: Deadlines, now: float) -> None:
         seen: dict[_Report, float] = {}
@@ -38,11 +38,11 @@ class Uncommitted:
                 if news and now - seen[report] > limits.report_warn_s:
                     self._named |= news
                     self._say(_why_uncommitted(group.book, index, folder))
-                elif now - seen[report] > limits.commit_warn_s and report not in self._told:
-                    self._told.add(report)
+                elif now - seen[report] > limits.commit_warn_s and report not in self._warned:
+                    self._warned.add(report)
                     self._say(_why_uncommitted(group.book, index, folder))
         self._since = seen
-        self._told &= seen.keys()
+        self._warned &= seen.keys()
 
 
 def _why_uncommitted(book: ReportBook, index: int, folder: str) -> str:

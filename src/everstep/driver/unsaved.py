@@ -1,4 +1,4 @@
-"""Checkpoints that were reported and could not be saved: at the end of a run, users are told which."""
+"""Checkpoints that were reported and could not be saved: at the end of a run, users get a list of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The workers, as the driver knows them: who they are, messages to them, and what their agents may forget."""
+"""The workers, as the driver knows them: which there are, messages to them, and what their agents
+may forget.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from everstep.topology.slices import HostId
 
 
 class Workers:
-    """Who they are, what they share through the driver, and how messages find them."""
+    """The workers, what they share through the driver, and how messages find them."""
 
     def __init__(self, run: DrivenRun) -> None:
         self._run = run
@@ -39,7 +41,7 @@ class Workers:
         self._asked = c.AskReason.NONE
         self.metrics = RunMetrics(run.write)
         self.results = Results()
-        self.talk = Talk(self.tell, run.precedence, run.clock)
+        self.talk = Talk(self.send, run.precedence, run.clock)
         job = run.job
         grouped = job.scaling.replica_group_size is not None
         # With replica groups, a group that is replaced takes its state from the others.
@@ -50,7 +52,7 @@ class Workers:
             StragglerWatch(run.record),
         )
         self.questions = CheckpointQuestions(
-            self.tell, run.controller, run.history, job.store, job.run.checkpoint_config, run.clock
+            self.send, run.controller, run.history, job.store, job.run.checkpoint_config, run.clock
         )
 
     # ------------------------------------------------------------------ who they are
@@ -112,7 +114,7 @@ class Workers:
         for group in groups:
             self.talk.meet(group, epoch, streams.values())
             members = [stream for stream in streams.values() if stream.assignment.group_id == group]
-            # Words of one rank may be told again that had their effect, as those of another rank show.
+            # A rank's messages may be repeated although they have been dealt with, as another rank's show.
             settled = sorted({index for stream in members for index in stream.settled})
             for stream in members:
                 stream.settled.extend(settled)
@@ -124,7 +126,7 @@ class Workers:
                 stream.stopped = True
 
     def retired(self, host: HostId) -> None:
-        """The host counts as lost. Whoever was to start there must not, should it come back."""
+        """The host counts as lost. Workers that were to start there must not, should it come back."""
         for stream in self.current():
             if stream.assignment.host == host:
                 stream.stopped = True
@@ -142,7 +144,7 @@ class Workers:
 
     # ------------------------------------------------------------------ messages to them
 
-    def tell(self, epoch: int, ranks: list[int], message: worker_messages.AnyToWorker) -> None:
+    def send(self, epoch: int, ranks: list[int], message: worker_messages.AnyToWorker) -> None:
         body = framing.frame(message)
         by_host: dict[HostId, list[int]] = {}
         for stream in self.current():
@@ -154,31 +156,31 @@ class Workers:
     def noticed(self, host: HostId, grace_s: float | None) -> None:
         now = self._run.clock.now()
         deadline = None if grace_s is None else now + grace_s
-        self.talk.notices.hear(host, deadline)
+        self.talk.notices.set(host, deadline)
         if deadline is None:
             self._run.emit(e.NoticeCancelled(at=now, host=host))
         else:
             self._run.emit(e.PreemptionNotice(at=now, host=host, deadline=deadline))
-        self._tell_notices()
+        self._propose_notices()
 
     def notice_is_over(self, slice_: str) -> None:
         gone = {s.assignment.host for s in self.current() if s.assignment.slice == slice_}
         self.talk.notices.forget(gone)
-        self._tell_notices()
+        self._propose_notices()
 
-    def _tell_notices(self) -> None:
-        if self._run.controller.phase is Phase.RUNNING:  # else they are told when they train
-            self.talk.notices.tell(self.current())
+    def _propose_notices(self) -> None:
+        if self._run.controller.phase is Phase.RUNNING:  # else they get them when they train
+            self.talk.notices.propose(self.current())
 
-    def tell_newcomers(self) -> None:
+    def update_newcomers(self) -> None:
         """Workers that have just started know nothing yet of what is pending."""
         if self.talk.notices.concern(self.current()):
-            self._tell_notices()
+            self._propose_notices()
         if self._asked is not c.AskReason.NONE:
             self.ask(self._asked)
 
     def ask(self, reason: c.AskReason) -> None:
-        """Why they should save now, if they should."""
+        """Ask them for a checkpoint, for this reason; or (``NONE``) take that back."""
         self._asked = reason
         self.talk.synchronized.propose(worker_messages.WantCheckpoint(reason.value))
 
@@ -208,18 +210,18 @@ class Talk:
     """What the ranks agree on among each other, through the driver."""
 
     def __init__(
-        self, tell: Callable[[int, list[int], worker_messages.AnyToWorker], None], lease: int, clock: Clock
+        self, send: Callable[[int, list[int], worker_messages.AnyToWorker], None], lease: int, clock: Clock
     ) -> None:
-        self._tell = tell
+        self._send = send
         self.collectives: dict[int, Collectives] = {}
         """By replica group."""
-        self.synchronized = SynchronizedValues(tell, lease)
+        self.synchronized = SynchronizedValues(send, lease)
         self.notices = NoticesToWorkers(self.synchronized.propose, clock)
 
     def meet(self, group: int, epoch: int, streams: Any) -> None:
         """Collectives of this group count from here on; or from where an earlier driver has seen them."""
         members = [s for s in streams if s.assignment.group_id == group]
-        collectives = self.collectives[group] = Collectives(self._tell)
+        collectives = self.collectives[group] = Collectives(self._send)
         returned = {s.assignment.rank for s in members if s.returned}
         collectives.restart(
             {s.assignment.rank for s in members}, epoch, max(s.turn for s in members), returned
@@ -241,18 +243,18 @@ class Results:
         self.problem = ""
         """Why that can't be had, although the function returned something."""
 
-    def returned(self, rank: int, word: worker_messages.Returned) -> None:
+    def returned(self, rank: int, message: worker_messages.Returned) -> None:
         if rank == 0 or self.value is None:
-            self.value, self.problem = _loaded(word)
+            self.value, self.problem = _loaded(message)
 
 
-def _loaded(word: worker_messages.Returned) -> tuple[Any, str]:
+def _loaded(message: worker_messages.Returned) -> tuple[Any, str]:
     """(what a worker returned, why that can't be had). It comes from a process that this driver started, over
     a socket that only it has.
     """
-    if word.value is None:
-        return None, word.problem
+    if message.value is None:
+        return None, message.problem
     try:
-        return cloudpickle.loads(word.value), ""
+        return cloudpickle.loads(message.value), ""
     except Exception as error:  # a class that isn't here, a device that isn't: anything may be raised
         return None, f"it can't be loaded in this process: {type(error).__name__}: {error}"

@@ -59,7 +59,7 @@ class KeptCheckpoint:
 
 
 class RecordedNotice(NamedTuple):
-    """A notice, as the driver that heard of it wrote it down."""
+    """A notice, as the driver that received it wrote it down."""
 
     notice: Notice
     """Its deadline by that driver's monotonic clock."""
@@ -122,7 +122,7 @@ class History:
 
     @property
     def owner(self) -> records.Owner | None:
-        """Who had it last."""
+        """The driver that had it last."""
         return self.opened.owner if self.opened is not None else None
 
     @property
@@ -255,7 +255,7 @@ class History:
         return tuple(notice.by(clock, wall_ahead) for notice in self.notices.values())
 
     def slow(self, epoch: int) -> list[records.StragglerSeen]:
-        """Who is slower than its peers in this attempt."""
+        """Workers that are slower than their peers in this attempt."""
         return [one for one in self.stragglers.values() if one.epoch == epoch]
 
     @property

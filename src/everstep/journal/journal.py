@@ -33,7 +33,7 @@ from everstep.storage.store import FileRecord, Store, open_store
 FOLDER = layout.JOURNAL
 key_of = layout.key_of
 COMPACT_AFTER = 200
-"""So many small objects are put into an archive."""
+"""How many small objects are put into an archive."""
 MOST_BYTES = 4 << 20
 """Of one object, so that a slow store can take it within a deadline."""
 MOST_ARCHIVED = 2 * MOST_BYTES
@@ -245,7 +245,7 @@ class Journal:
         return merged
 
     async def _whole(self, name: str) -> bytes:
-        """An object as it was written: nothing is deleted on the word of one that can't be read."""
+        """An object as it was written: nothing is deleted because of one that can't be read."""
         data = await self._store.read(name)
         damage: list[str] = []
         for _ in decode(data or b"", damage.append):

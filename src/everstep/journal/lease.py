@@ -1,5 +1,5 @@
-"""Who owns a run. Taking it is a record in the journal; a driver that finds another's record where its own
-should be has lost it.
+"""Which driver owns a run. Taking it is a record in the journal; a driver that finds another's record where
+its own should be has lost it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everstep.storage.shared import last_marked
 
 _LOOK_S = 0.2
 _LISTED_S = 60.0
-"""So long a list may lag behind what can be read. After that, the journal is damaged."""
+"""How long a list may lag behind what can be read. After that, the journal is damaged."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A run's ledger, from its journal: the same for a live view, a result, and whoever reads the run later.
+"""A run's ledger, from its journal: the same for a live view, a result, and a run that is read later.
 
 What a stretch of time was is often known only afterwards: that steps were lost, when a failure had happened,
 that workers trained on while no driver was there. So what was charged is charged again, in whole, when a
@@ -21,9 +21,9 @@ from everstep.journal import records
 _ABSENT = -1
 """The workers that are wanted, and that there is no place for."""
 _REWRITABLE = 256
-"""Of the newest stretches, what they were may still be told otherwise."""
+"""How many of the newest stretches may still change their category."""
 _REWRITABLE_EACH = 8
-"""So many more for each replica group."""
+"""How many more for each replica group."""
 _TRAINING = (Category.STEP, Category.REDO)
 
 

@@ -24,7 +24,7 @@ class Positions:
         self._before: dict[int, int] = {}
         """How far the run was when each attempt began."""
         self._from_memory: set[int] = set()
-        """Attempts of which only the end of the recovery tells how far back they went."""
+        """Attempts that went back to a position which is known only when their recovery has ended."""
         self._saved: dict[str, int] = {}
         """After how many reports each checkpoint was made."""
 

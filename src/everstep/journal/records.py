@@ -40,7 +40,7 @@ class Owner(msgspec.Struct, frozen=True):
     pid: int
     started: int
     engine: str = ""
-    """What its engine knows it by, if it has ways of its own to tell whether it lives."""
+    """Its name for the engine (``Engine.whoami``), if the engine can prove its death."""
     pid_namespace: str = ""
     """In which ``pid`` and ``started`` mean something: namespaces of processes, and of time where there are
     any. Containers that share a host name need not share these.
@@ -66,7 +66,7 @@ class Opened(Entry, frozen=True):
 
     format: int
     lease: int
-    """The number of the object that holds this record, so that it always grows, whatever else is lost."""
+    """The number of the object that holds this record: so it always grows, even if other records are lost."""
     owner: Owner
     at: float
     wall: float
@@ -206,7 +206,7 @@ class Stalled(Entry, frozen=True):
     group: int
     generation: int
     upto: int
-    """The newest report that it includes: a later driver may be told of that again."""
+    """The newest report that it includes: a later driver may receive that again."""
     seconds: float
 
 

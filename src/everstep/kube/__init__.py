@@ -1,1 +1,1 @@
-"""The operator: a pure reconcile, and the hands around it."""
+"""The operator: a pure reconcile, and what carries out its actions."""

@@ -177,7 +177,7 @@ class Used(NamedTuple):
     waited: float
     """Seconds in which main threads could have run, and got no processor."""
     traffic: int
-    """Bytes read and written, by whatever means but sockets."""
+    """Bytes read and written, by any means but sockets."""
     processes: frozenset[int]
 
     def is_more_than(self, before: Used, seconds: float, traffic: float) -> bool:

@@ -46,7 +46,7 @@ class SimAgent:
         self.holder: SimEngine | None = None
         self.workers: dict[tuple[int, int], SimWorker] = {}
         self.gone: dict[tuple[int, int], SimWorker] = {}
-        """Those that have ended, of whom a later driver must hear."""
+        """Those that have ended: a later driver must learn of it."""
         self.memory = SimMemory()
         self.held_back: list[Callable[[], None]] = []
         """What reaches a frozen host, or would leave it, waits until it thaws."""
@@ -65,31 +65,31 @@ class SimAgent:
         """Nobody holds it, and nobody can before its workers are gone."""
         return not self.claim.run and any(w.running for w in self.workers.values())
 
-    def say(self, message: wire.AnyFromAgent) -> None:
+    def send(self, message: wire.AnyFromAgent) -> None:
         if self.holder is None or not self.alive:
             return
         if self.frozen:
-            self.held_back.append(partial(self.say, message))
+            self.held_back.append(partial(self.send, message))
         else:
-            self.holder.hear(self, message)
+            self.holder.received(self, message)
 
-    def hear(self, engine: SimEngine, message: wire.AnyToAgent) -> None:
+    def received(self, engine: SimEngine, message: wire.AnyToAgent) -> None:
         if not self.alive:
             return
         if self.frozen:
-            self.held_back.append(partial(self.hear, engine, message))
+            self.held_back.append(partial(self.received, engine, message))
             return
         match message:
             case wire.Attach():
                 pass
             case _ if self.emptying:
-                self.stuck.unheard.append((engine, message))
+                self.stuck.undelivered.append((engine, message))
             case wire.Claim():
                 self._claimed(engine, message)
             case wire.Retire() if not self.claim.run:
                 self.cluster.emptied(self)
             case _ if message.lease < self.claim.lease or engine is not self.holder:
-                pass  # a driver that was replaced has no say
+                pass  # orders of a driver that was replaced don't count
             case wire.Unclaim():
                 self.let_go()
             case wire.Retire():
@@ -107,7 +107,7 @@ class SimAgent:
             case wire.Stop():
                 self._stop(message)
             case wire.ToWorkers():
-                _tell(self, message)
+                _pass_on(self, message)
             case wire.Acknowledge():
                 _acknowledge(self, message)
             case wire.Examine():
@@ -128,13 +128,13 @@ class SimAgent:
     def _claimed(self, engine: SimEngine, message: wire.Claim) -> None:
         engine.connected.add(self.host)
         if self.claim.run not in ("", message.run) or message.lease < self.claim.lease:
-            engine.hear(self, _status(self))
+            engine.received(self, _status(self))
             return
         later = message.lease > self.claim.lease > 0
         self.claim, self.holder = message, engine
         if later:
             _be_slow_to_answer(self)
-        _say_status(self)
+        _send_status(self)
         if later:
             for worker in self.workers.values():
                 worker.wish.pending = None
@@ -149,18 +149,18 @@ class SimAgent:
             for w in everybody
         ]
         if not self.template:
-            self.say(wire.Unprepared(Kind.TEMPLATE, "had died", ""))
-        self.say(wire.Inventory(held, copies=self.memory.copies()))
+            self.send(wire.Unprepared(Kind.TEMPLATE, "had died", ""))
+        self.send(wire.Inventory(held, copies=self.memory.copies()))
         _be_slow(self)
         for worker in everybody:
             spec = worker.spec
             for offset, data in worker.line.spool.chunks():
-                self.say(wire.FromWorker(spec.epoch, spec.generation, worker.rank, offset, data))
+                self.send(wire.FromWorker(spec.epoch, spec.generation, worker.rank, offset, data))
             for uploaded in worker.line.uploaded:
-                self.say(uploaded)
+                self.send(uploaded)
             if worker.end is not None:
-                self.say(worker.end)
-        self.say(wire.HandedOver())
+                self.send(worker.end)
+        self.send(wire.HandedOver())
 
     def lost_driver(self, engine: SimEngine) -> None:
         """Its connection has broken."""
@@ -168,7 +168,7 @@ class SimAgent:
             self.held_back.append(partial(self.lost_driver, engine))
             return
         engine.connected.discard(self.host)
-        self.stuck.unheard = [(by, word) for by, word in self.stuck.unheard if by is not engine]
+        self.stuck.undelivered = [(by, sent) for by, sent in self.stuck.undelivered if by is not engine]
         if engine is self.holder:
             self.holder = None
             for worker in self.workers.values():
@@ -185,7 +185,7 @@ class SimAgent:
             self.held_back.append(self.let_go)
             return
         self.claim, self.holder = wire.Claim("", 0, 0.0, (0, 0)), None
-        _say_status(self)
+        _send_status(self)
         if self.stuck.told_to_end(self.workers.values()):
             self.stuck.waiting.append(self._emptied)
             self.cluster.announce()
@@ -197,11 +197,11 @@ class SimAgent:
             self.held_back.append(self._emptied)
         elif self.alive and not self.claim.run:
             self.empty()
-            _say_status(self)
+            _send_status(self)
             self.cluster.emptied(self)
-            unheard, self.stuck.unheard = self.stuck.unheard, []
-            for engine, message in unheard:
-                self.hear(engine, message)
+            undelivered, self.stuck.undelivered = self.stuck.undelivered, []
+            for engine, message in undelivered:
+                self.received(engine, message)
 
     def _come_back(self, engine: SimEngine) -> None:
         """It counted as lost. Once its workers have ended, it is used again."""
@@ -234,34 +234,34 @@ class SimAgent:
         if cluster.chance(scenario.failed_preparation):
             cluster.fault()
             kind = Kind.START if cluster.rng.random() < 0.8 else Kind.TEMPLATE
-            cluster.time.after(pause, partial(self.say, wire.Unprepared(kind, "import failed", "")))
+            cluster.time.after(pause, partial(self.send, wire.Unprepared(kind, "import failed", "")))
         elif cluster.chance(scenario.hung_preparation):
             cluster.fault()
         elif scenario.unloadable:
             missing = wire.Unprepared(Kind.LOAD, "No module named 'x'", "")
-            cluster.time.after(pause, partial(self.say, missing))
+            cluster.time.after(pause, partial(self.send, missing))
         else:
             cluster.time.after(pause, partial(self._prepared, lease))
 
     def _prepared(self, lease: int) -> None:
         if self.alive and self.claim.lease == lease:
             self.template = True
-            self.say(wire.Prepared(True, "", 0.1))
+            self.send(wire.Prepared(True, "", 0.1))
 
     def kill_template(self) -> None:
-        """Its workers die with it. Agents should say so first, and may not get to."""
+        """Its workers die with it. Agents should report that first, and may not get to."""
         if not self.template or self.frozen:
             return
         self.template = False
-        word = wire.Unprepared(Kind.TEMPLATE, "SIGKILL", "")
+        sent = wire.Unprepared(Kind.TEMPLATE, "SIGKILL", "")
         first = self.cluster.rng.random() < 0.5
         if first:
-            self.say(word)
+            self.send(sent)
         for worker in [*self.workers.values()]:
             worker.crash(Kind.SIGNAL)
         if not first:
             self.cluster.fault()  # it may be seen as a start that fails
-            self.say(word)
+            self.send(sent)
 
     def _start(self, message: wire.Start) -> None:
         epochs = {spec.epoch for spec in message.workers}
@@ -277,11 +277,11 @@ class SimAgent:
             self.workers[key] = worker
             self.cluster.started(self, spec)
             if self.template:
-                self.say(wire.Spawned(spec.epoch, spec.generation, worker.rank, worker.pid))
+                self.send(wire.Spawned(spec.epoch, spec.generation, worker.rank, worker.pid))
             worker.later(self.cluster.rng.uniform(0.05, 0.3), worker.begin)
 
     def fetch(self, rank: int, at: At) -> SimCopy | None:
-        """What a rank had then, from here or from whoever has it. None: they are gone."""
+        """What a rank had then, from here or from another host. None: it is gone."""
         held = self.memory.find(rank, at)
         for source in self.memory.sources.get(rank, [PeerAddress(self.host)]):
             peer = self.cluster.hosts[source.address]
@@ -316,7 +316,7 @@ class SimAgent:
             return
         for worker in workers:
             worker.exit(None, 9, by_us=True)
-        self.say(wire.Gone(message.epoch, message.generation, message.ranks))
+        self.send(wire.Gone(message.epoch, message.generation, message.ranks))
 
     def ended(self, worker: SimWorker) -> None:
         key = (worker.spec.epoch, worker.rank)
@@ -324,15 +324,15 @@ class SimAgent:
             del self.workers[key]
             self.gone[key] = worker
         assert worker.end is not None
-        self.say(worker.end)
+        self.send(worker.end)
         if not self.claim.run and not self.emptying:
             self._emptied()
 
     def uploaded(self, worker: SimWorker, index: int, part: Part | None, why_not: str) -> None:
         spec = worker.spec
-        word = wire.Uploaded(spec.epoch, spec.generation, worker.rank, index, part, why_not)
-        worker.line.uploaded.append(word)
-        self.say(word)
+        sent = wire.Uploaded(spec.epoch, spec.generation, worker.rank, index, part, why_not)
+        worker.line.uploaded.append(sent)
+        self.send(sent)
 
 
 class Stuck:
@@ -344,7 +344,7 @@ class Stuck:
         """What is done as soon as they can."""
         self.stopping: set[int] = set()
         """Workers that were told to end, by pid."""
-        self.unheard: list[tuple[SimEngine, wire.AnyToAgent]] = []
+        self.undelivered: list[tuple[SimEngine, wire.AnyToAgent]] = []
         """What drivers said while nobody could hold their host."""
 
     def told_to_end(self, workers: Iterable[SimWorker]) -> bool:
@@ -365,21 +365,21 @@ def _status(agent: SimAgent) -> wire.Status:
     return wire.Status(agent.host, wire.WIRE_VERSION, 0, claim.run, claim.lease, len(agent.workers))
 
 
-def _say_status(agent: SimAgent) -> None:
-    """Also to drivers that were replaced: it is how one without storage hears of that."""
+def _send_status(agent: SimAgent) -> None:
+    """Also to drivers that were replaced: so one without storage learns of that."""
     for engine in agent.cluster.engines:
         if agent.host in engine.connected:
-            engine.hear(agent, _status(agent))
+            engine.received(agent, _status(agent))
 
 
 def lose_orders(agent: SimAgent) -> None:
     """Its driver's connection broke while it was away: what was sent to it meanwhile never arrives."""
-    orders = [action for action in agent.held_back if getattr(action, "func", None) == agent.hear]
+    orders = [action for action in agent.held_back if getattr(action, "func", None) == agent.received]
     agent.held_back = [action for action in agent.held_back if action not in orders]
 
 
 def _be_slow(agent: SimAgent) -> None:
-    """What it has kept may be so much that the driver goes on without having heard all of it."""
+    """What it has kept may be so much that the driver goes on before it has received all of it."""
     cluster, lease = agent.cluster, agent.claim.lease
     draw = random.Random(f"hand-over of {agent.host} in {cluster.scenario.seed}, {lease}")
     if draw.random() < 0.1 and agent.holder is not None and not cluster.calm:
@@ -413,29 +413,29 @@ def _vitals(worker: SimWorker) -> Vitals:
     )
 
 
-def look(agent: SimAgent, quiet_s: float) -> None:
+def measure_progress(agent: SimAgent, quiet_s: float) -> None:
     """Tell of workers that are quiet, at work or not."""
     if not agent.alive or agent.frozen:
         return
     training = [w for w in agent.workers.values() if w.life is SimLife.TRAINING]
     late = [v for w in training if (v := _vitals(w)).quiet_s >= quiet_s]
     if late:
-        agent.say(wire.Quiet(max(w.spec.epoch for w in training), late))
+        agent.send(wire.Quiet(max(w.spec.epoch for w in training), late))
 
 
 def examine(agent: SimAgent, message: wire.Examine) -> None:
     mine = [w for w in agent.workers.values() if w.spec.epoch == message.epoch and w.life in _PRESENT]
-    word = wire.Examined(message.epoch, message.check, [Finding(_vitals(w), _place(w)) for w in mine])
-    agent.cluster.time.after(agent.cluster.rng.uniform(0.1, 2.0), partial(agent.say, word))
+    sent = wire.Examined(message.epoch, message.check, [Finding(_vitals(w), _place(w)) for w in mine])
+    agent.cluster.time.after(agent.cluster.rng.uniform(0.1, 2.0), partial(agent.send, sent))
 
 
-def _tell(agent: SimAgent, message: wire.ToWorkers) -> None:
+def _pass_on(agent: SimAgent, message: wire.ToWorkers) -> None:
     for body in framing.Frames().feed(message.body):
-        word = worker_messages.to_worker.decode(body)
+        sent = worker_messages.to_worker.decode(body)
         for rank in message.ranks:
             worker = agent.workers.get((message.epoch, rank))
             if worker is not None:
-                worker.told(word)
+                worker.received(sent)
 
 
 def _acknowledge(agent: SimAgent, message: wire.Acknowledge) -> None:
@@ -457,8 +457,8 @@ def _copy(agent: SimAgent, order: wire.CopySlot) -> None:
     source = agent.cluster.hosts[order.source.address]
     held = None if source.frozen else source.memory.find(order.rank, order.at)
     if held is None or agent.cluster.chance(0.02):
-        agent.say(wire.SlotCopied(order.rank, order.at, 0.0, "is not there"))
+        agent.send(wire.SlotCopied(order.rank, order.at, 0.0, "is not there"))
         return
     if agent.memory.find(order.rank, order.at) is None:
         agent.memory.add_copy(order.rank, held)
-    agent.say(wire.SlotCopied(order.rank, order.at, 0.1))
+    agent.send(wire.SlotCopied(order.rank, order.at, 0.1))

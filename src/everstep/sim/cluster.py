@@ -67,9 +67,9 @@ class Cluster:
         self.charges = 0
         """How many things happened that may cost a recovery."""
         self.unheard = False
-        """Hosts were noticed while no driver lived, or it slept, and may be gone before that is heard."""
+        """Hosts got notices while no driver lived, or it slept, and may be gone before it receives them."""
         self.hung: set[tuple[int, int]] = set()
-        """(epoch, rank) of all that ever hung: word of it may come after their host is gone."""
+        """(epoch, rank) of all that ever hung: messages about it may come after their host is gone."""
         self._groups: dict[Incarnation, SimGroup] = {}
         self._made = 0
         for number in range(scenario.slices):
@@ -216,7 +216,7 @@ class Cluster:
                 self.announce()
 
     def emptied(self, agent: SimAgent) -> None:
-        """All has ended there: whoever waited for that may use it again."""
+        """All has ended there: drivers that waited for that may use it again."""
         agent.lost = False
         for engine in self.engines:
             engine.retired.discard(agent.host)

@@ -50,13 +50,13 @@ def _orphan_half(run: Run, restart: Restart) -> bool:
     if not restart.full and restart.attempts:
         for number in restart.groups:
             group = run.groups[number]
-            # Only those that got to train are thought of; whoever was still joining is left to itself.
+            # Only those that got to train are ended; those that were still joining are left running.
             group.gone |= group.ranks - group.ready
     return _has_stopped(run, restart)
 
 
 def _live_hosts(hosts: Iterable[HostView]) -> list[Slice]:
-    """So many hosts live, so there must be so many slices: which of them are whole isn't looked at."""
+    """Slices are counted by their live hosts, and not by whether they are whole."""
     grouped = by_slice(hosts)
     living = {name: tuple(h for h in found if h.alive) for name, found in grouped.items()}
     return [Slice(name, found) for name, found in living.items() if found]
@@ -91,7 +91,7 @@ def _commit_early(self: ReportBook, rank: int, index: int) -> bool:
 
 
 def _fenced_acts(run: Run, event: e.LeaseLost) -> None:
-    """The user is told, and the controller goes on as if the run were still its own."""
+    """The user gets the error, and the controller goes on as if the run were still its own."""
     run.do(c.EndRun(Outcome.FENCED, None, (), event.holder))
 
 
@@ -112,7 +112,7 @@ _assign_ranks = placement.assign_ranks
 
 
 def _sparse_ranks(placement: Placement, group_size: int | None, wanted: int) -> tuple[Assignment, ...]:
-    """Ranks by the number in the slice's name: whoever stays keeps its rank; a lost slice leaves a hole."""
+    """Ranks by the number in the slice's name: workers that stay keep theirs; a lost slice leaves a hole."""
     dense = _assign_ranks(placement, group_size, placement.world_size)
     first, width = {}, 0
     for number, name in enumerate(sorted({a.slice for a in dense}, key=lambda n: int(n.split("-")[1]))):
@@ -173,7 +173,7 @@ _copied = Snapshots.copied
 
 
 def _quiet_is_hung(vitals: Vitals, limits: Deadlines) -> bool:
-    """Whoever says nothing for a while hangs: one time limit, whatever it may be doing."""
+    """A silent worker hangs: one time limit, for anything that it may be doing."""
     return vitals.quiet_s >= limits.hang_s
 
 

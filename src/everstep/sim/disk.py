@@ -30,13 +30,13 @@ class Lag:
     """Of what is listed behind what is there. Reads are of now."""
 
     made_s: float = 0.0
-    """So long nothing that was made is in a list."""
+    """For this long, lists lack what was made."""
     gone_s: float = 0.0
-    """So long what was deleted is in one."""
+    """For this long, lists have what was deleted."""
 
 
 class Watcher(Protocol):
-    """Is told of every change, and of who believes to have made one."""
+    """Gets every change, and the drivers that believe to have made one."""
 
     def appending(self, process: str, key: str, data: bytes) -> None: ...
 
@@ -192,35 +192,35 @@ class SimStore:
         watcher, path = self.view.disk.watcher, self.view.prefix + key
         assert watcher is not None
         watcher.appending(self.process.name, path, data)
-        created = await self._ask(lambda: self.view.create(key, data), len(data))
+        created = await self._request(lambda: self.view.create(key, data), len(data))
         if created:
             watcher.appended(self.process.name, path)
         return created
 
     async def read(self, key: str) -> bytes | None:
-        return await self._ask(lambda: self.view.read(key))
+        return await self._request(lambda: self.view.read(key))
 
     async def exists(self, key: str) -> bool:
-        return await self._ask(lambda: self.view.exists(key))
+        return await self._request(lambda: self.view.exists(key))
 
     async def list(self, prefix: str = "", after: str = "") -> Sequence[FileRecord]:
-        return await self._ask(lambda: self.view.list(prefix, after))
+        return await self._request(lambda: self.view.list(prefix, after))
 
     async def folders(self, prefix: str = "") -> Sequence[str]:
-        return await self._ask(lambda: self.view.folders(prefix))
+        return await self._request(lambda: self.view.folders(prefix))
 
     async def delete(self, keys: Iterable[str]) -> None:
         for key in keys:  # stores don't delete many objects at one instant
-            await self._ask(lambda key=key: self.view.delete([key]))  # type: ignore[misc]
+            await self._request(lambda key=key: self.view.delete([key]))  # type: ignore[misc]
 
     async def clear(self, prefix: str) -> None:
         for file in await self.list(prefix):
             await self.delete([file.path])
 
     async def call(self, work: Callable[[Store], Found], size: int = 0) -> Found:
-        return await self._ask(lambda: work(self.view), size)
+        return await self._request(lambda: work(self.view), size)
 
-    async def _ask(self, effect: Callable[[], Found], size: int = 0) -> Found:
+    async def _request(self, effect: Callable[[], Found], size: int = 0) -> Found:
         future = self.process.loop.create_future()
         rng, time = self.network.rng, self.process.time
         answer_after = rng.uniform(0.001, 0.05) + size / self.view.disk.bytes_per_s
@@ -258,7 +258,7 @@ class SimStore:
         try:
             effect()
         except StorageError:
-            pass  # and nobody hears of it
+            pass  # the answer is lost
 
 
 def _settle(future: asyncio.Future[Any], found: Any, error: Exception | None) -> None:

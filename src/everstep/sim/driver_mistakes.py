@@ -64,7 +64,7 @@ async def _discard_what_fails(self: Commits, command: c.CommitCheckpoint, metric
 
 
 async def _adopt_none(self: Repair) -> list[str]:
-    """Only parts tell what is whole, and rank 0 alone has saved one."""
+    """Which checkpoints are whole is known by their parts only, and rank 0 alone has saved one."""
     folders = await checkpoints.list_folders(self._store)
     last_epoch = await checkpoints.last_epoch(self._store, folders)
     self._history.last_epoch = max(self._history.last_epoch, last_epoch)
@@ -126,14 +126,14 @@ _unfit = survivors._unfit
 def _keep_who_was_told_to_end(
     workers: Sequence[LeftWorker], is_over: bool, generations: Mapping[int, int]
 ) -> dict[Unfit, set[int]]:
-    """Whoever is alive and has joined goes on. Nobody waits for what they were told before."""
+    """Workers that are alive and have joined go on, also those that had been told to end."""
     return {**_unfit(workers, is_over, generations), Unfit.TOLD_TO_END: set()}
 
 
 def _keep_who_was_replaced(
     workers: Sequence[LeftWorker], is_over: bool, generations: Mapping[int, int]
 ) -> dict[Unfit, set[int]]:
-    """Whoever is there goes on, whatever the journal says was begun since."""
+    """All workers that are there go on, also if the journal says that later ones were begun."""
     return {**_unfit(workers, is_over, generations), Unfit.REPLACED: set()}
 
 
@@ -149,14 +149,14 @@ def _with_lost_hosts_that_are_back(scenario: Scenario) -> bool:
     return grouped and FaultKind.RETURN in scenario.families
 
 
-_heard = FromWorkers.heard
+_received = FromWorkers.received
 
 
 def _heard_by_rank(self: FromWorkers, message: wire.FromWorker) -> None:
-    """Whoever had the rank speaks for the worker that has it now."""
+    """Messages of a worker count for the one that has its rank now."""
     for epoch, generation, rank in list(self._workers.streams):
         if rank == message.rank:
-            _heard(self, msgspec.structs.replace(message, epoch=epoch, generation=generation))
+            _received(self, msgspec.structs.replace(message, epoch=epoch, generation=generation))
 
 
 def _notice_nothing(self: Timers, due: float) -> None:
@@ -291,7 +291,7 @@ MISTAKES = (
         "stale-report",
         "reports of workers that were replaced are accepted",
         (FromWorkers,),
-        "heard",
+        "received",
         _heard_by_rank,
         _with_hosts_that_wake_up,
     ),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from everstep.sim.cluster import Cluster
 
 _AGAIN = wire.Spawned | wire.Gone | wire.Exited | wire.Uploaded | wire.Quiet | wire.Examined | wire.Prepared
-"""What may be heard twice. Streams of workers have offsets, and come over one connection."""
+"""Messages that may come twice. Streams of workers have offsets, and come over one connection."""
 
 
 _STATUS_S = 0.001
@@ -79,21 +79,21 @@ class NoMachines:
 
 
 class Replacement:
-    """8: a driver that has heard that it was replaced leaves, with or without storage."""
+    """8: a driver that knows that it was replaced leaves, with or without storage."""
 
     def __init__(self, engine: SimEngine, cluster: Cluster) -> None:
         self._engine = engine
         self._cluster = cluster
         self._obeyed: set[HostId] = set()
         """Hosts whose agents have said that they are this driver's."""
-        self._heard = False
+        self._knows = False
         """One of them has said that it is a later driver's."""
 
-    def heard(self, host: HostId, lease: int) -> None:
+    def noted(self, host: HostId, lease: int) -> None:
         if lease == self._engine.lease:
             self._obeyed.add(host)
-        elif lease > self._engine.lease and host in self._obeyed and not self._heard:
-            self._heard = True
+        elif lease > self._engine.lease and host in self._obeyed and not self._knows:
+            self._knows = True
             self._count_down(self._cluster.scenario.deadlines.storage_s + _LEAVE_S)
 
     def _count_down(self, left_s: float) -> None:
@@ -118,7 +118,7 @@ class Patience:
         self.over = False
         """The driver has taken over."""
         self._since: dict[HostId, float] = {}
-        """Of agents that were asked what they have, and have not told all of it."""
+        """Of agents that were asked what they have, and have not reported all of it."""
 
     @property
     def is_needed(self) -> bool:
@@ -156,7 +156,7 @@ class SimEngine(NoMachines):
         self.channels_from = defaultdict(partial(SimChannel, cluster.time, cluster.rng))
         self._channels_to: defaultdict[HostId, SimChannel]
         self._channels_to = defaultdict(partial(SimChannel, cluster.time, cluster.rng))
-        self._words = SimChannel(cluster.time, cluster.rng)
+        self._calls = SimChannel(cluster.time, cluster.rng)
         self._reservations = SimReservations(self, cluster)
         self.retired: set[HostId] = set()
         """Hosts that count as lost for this driver, until all has ended on them."""
@@ -175,8 +175,8 @@ class SimEngine(NoMachines):
     def is_open(self) -> bool:
         return self._sink is not None
 
-    async def open(self, sink: Sink, ask: EngineRequest) -> None:
-        self._sink, self._run, self.lease = sink, ask.holder, ask.lease
+    async def open(self, sink: Sink, request: EngineRequest) -> None:
+        self._sink, self._run, self.lease = sink, request.holder, request.lease
         if self._cluster.scenario.one_machine:
             self._cluster.hear_again()
         sink.on_capacity(self.view())
@@ -185,15 +185,15 @@ class SimEngine(NoMachines):
                 for agent in slice_.hosts:
                     self.notice(agent, slice_.deadline)
 
-    # ------------------------------------------------------------------ what is told of hosts
+    # ------------------------------------------------------------------ to the driver
 
-    def _tell(self, word: Callable[[Sink], object]) -> None:
-        """The driver hears this, late, if it lives then."""
-        self._words.send(partial(self._deliver, word), self.process)
+    def _call_sink(self, call: Callable[[Sink], object]) -> None:
+        """The driver receives this, late, if it lives then."""
+        self._calls.send(partial(self._deliver, call), self.process)
 
-    def _deliver(self, word: Callable[[Sink], object]) -> None:
+    def _deliver(self, call: Callable[[Sink], object]) -> None:
         if self._sink is not None:
-            word(self._sink)
+            call(self._sink)
 
     def lists(self, agent: SimAgent) -> bool:
         return agent.listed and agent.host not in self.retired
@@ -202,29 +202,29 @@ class SimEngine(NoMachines):
         return self._cluster.view(self._run, self.lists)
 
     def announce(self) -> None:
-        """What there is when it is heard."""
+        """What there is when the driver receives it."""
         if self._sink is not None:
-            self._tell(lambda sink: sink.on_capacity(self.view()))
+            self._call_sink(lambda sink: sink.on_capacity(self.view()))
 
     def lost(self, agent: SimAgent, kind: Kind, happened: float) -> None:
         message = "connection broken" if kind is Kind.HOST_LOST else "no heartbeat"
         failure = Failure(kind, happened + self.ahead, message, host=agent.host)
-        # The word of the loss and the new list of hosts may overtake each other, but not the list in which
-        # the host is there again.
+        # The call of the loss and the new list of hosts may overtake each other, but not the list in which the
+        # host is there again.
         pause = self._cluster.rng.uniform(0.001, 0.05)
 
-        def say(sink: Sink) -> None:
+        def report(sink: Sink) -> None:
             if agent.lost:
                 sink.on_lost(agent.host, failure)
 
-        self.process.later(pause, partial(self._deliver, say))
+        self.process.later(pause, partial(self._deliver, report))
 
     def notice(self, agent: SimAgent, deadline: float | None) -> None:
-        def say(sink: Sink) -> None:
+        def report(sink: Sink) -> None:
             grace = None if deadline is None else max(0.0, deadline - self._cluster.time.now)
             sink.on_message(agent.host, wire.Noticed(grace))
 
-        self._tell(say)
+        self._call_sink(report)
 
     # ------------------------------------------------------------------ taking over
 
@@ -256,7 +256,7 @@ class SimEngine(NoMachines):
         self.send(host, wire.Unclaim(self.lease))
 
     def reserve(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
-        self._reservations.ask(reservation, slices)
+        self._reservations.request(reservation, slices)
 
     def release(self, slices: tuple[SliceName, ...]) -> None:
         self._reservations.withdraw(slices)
@@ -275,17 +275,17 @@ class SimEngine(NoMachines):
     def send(self, host: HostId, message: wire.AnyToAgent) -> None:
         if self.process.alive:
             agent = self._cluster.hosts[host]
-            self._channels_to[host].send(partial(agent.hear, self, message))
+            self._channels_to[host].send(partial(agent.received, self, message))
 
-    def hear(self, agent: SimAgent, message: wire.AnyFromAgent) -> None:
+    def received(self, agent: SimAgent, message: wire.AnyFromAgent) -> None:
         channel = self.channels_from[agent.host]
         deliver = partial(self._deliver, lambda sink: sink.on_message(agent.host, message))
         if isinstance(message, wire.HandedOver):
             channel.send(partial(self.patience.answered, agent.host), self.process)
         if isinstance(message, wire.Status):
             channel.send_after(_STATUS_S, deliver, self.process)
-            heard = partial(self._replacement.heard, agent.host, message.lease)
-            channel.send_after(_STATUS_S, heard, self.process)
+            noted = partial(self._replacement.noted, agent.host, message.lease)
+            channel.send_after(_STATUS_S, noted, self.process)
             return
         channel.send(deliver, self.process)
         if isinstance(message, _AGAIN) and self._cluster.chance(self._cluster.scenario.duplicates):

@@ -11,7 +11,7 @@ from functools import partial
 from everstep.control import events as e
 from everstep.control.table import Phase
 from everstep.failures import Kind
-from everstep.sim.agents import SimAgent, look, lose_orders
+from everstep.sim.agents import SimAgent, lose_orders, measure_progress
 from everstep.sim.cluster import Cluster, SimSlice
 from everstep.sim.scenario import FaultKind, Scenario
 from everstep.sim.seats import Seats
@@ -20,8 +20,8 @@ from everstep.sim.story import Story
 from everstep.sim.time import VirtualTime
 from everstep.sim.workers import SimLife
 
-LOOK_S = 5.0
-"""How often agents look at their workers."""
+MEASURE_S = 5.0
+"""How often agents measure the progress of their workers."""
 
 
 class ScheduledFaults:
@@ -42,13 +42,13 @@ class ScheduledFaults:
             self._time.at(strike.at, partial(self._strike, strike.family, strike.seed))
         self._time.at(self._scenario.fault_s, self.calm)
         if FaultKind.HANG in self._scenario.families:
-            self._time.after(LOOK_S, self._look)
+            self._time.after(MEASURE_S, self._measure)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         for agent in self._cluster.hosts.values():
-            look(agent, self._scenario.deadlines.hang_s / 2)
+            measure_progress(agent, self._scenario.deadlines.hang_s / 2)
         if not self._time.over:
-            self._time.after(LOOK_S, self._look)
+            self._time.after(MEASURE_S, self._measure)
 
     def entered(self, phase: Phase) -> None:
         """The run has got into this phase."""
@@ -61,13 +61,13 @@ class ScheduledFaults:
         blow = Blow(random.Random(seed), self._scenario, self._time, self._cluster, self._seats, self._story)
         what = self._storage.strike(family, blow.rng) if family in OF_STORAGE else _BLOWS[family](blow)
         if what:
-            self._story.tell(self._time.now, "world", what)
+            self._story.add(self._time.now, "world", what)
 
     def calm(self) -> None:
         """No more faults; and there is enough capacity, if not at once."""
         if self._cluster.calm:
             return
-        self._story.tell(self._time.now, "world", "faults are over")
+        self._story.add(self._time.now, "world", "faults are over")
         self._cluster.calm = True
         self._storage.calm()
         self._seats.calm_down()
@@ -156,7 +156,7 @@ class Blow:
         return f"{agent.host} is lost, {'loudly' if loud else 'silently'}"
 
     def lose_rack(self) -> str:
-        """Slices share racks: whatever they share, one host of each goes at the same instant."""
+        """Slices share a rack that fails: one host of each goes at the same instant."""
         slices = [s for s in self._cluster.slices.values() if s.present]
         hit = self.rng.sample(slices, min(len(slices), self.rng.randint(2, 3)))
         self._cluster.fault()
@@ -205,8 +205,8 @@ class Blow:
             return self._notice(self._host().slice, how, self.rng.choice((1.0, 15.0, 60.0)))
         names = sorted(self._cluster.slices)
         some = self.rng.sample(names, min(len(names), 2))
-        told = [self._notice(self._cluster.slices[n], "true", self.rng.uniform(5.0, 40.0)) for n in some]
-        return "; ".join(filter(None, told))
+        notices = [self._notice(self._cluster.slices[n], "true", self.rng.uniform(5.0, 40.0)) for n in some]
+        return "; ".join(filter(None, notices))
 
     def threaten(self) -> str:
         how = self.rng.choice(("much too late", "never"))
@@ -243,7 +243,7 @@ class Blow:
         if self._cluster.calm or not slice_.present:
             return
         slice_.doomed = True
-        self._story.tell(self._time.now, "world", f"{slice_.name} is taken away")
+        self._story.add(self._time.now, "world", f"{slice_.name} is taken away")
         self._cluster.fault()  # workers may have left it, and come back for want of another place
         if self.rng.random() < 0.5:
             self._cluster.fault()  # the workers may be back before the machine goes
@@ -326,7 +326,7 @@ class Blow:
             self._cluster.fault()
             self._cluster.freeze(silent, self.rng.uniform(10.0, 60.0))
             what = f"drivers die, {back.host} is back, and {silent.host} freezes"
-            self._story.tell(self._time.now, "world", what)
+            self._story.add(self._time.now, "world", what)
         self._time.after(self.rng.uniform(0.1, 5.0), self._seats.start_again)
 
     def suspend(self) -> str:

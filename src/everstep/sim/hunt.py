@@ -69,7 +69,7 @@ def try_seeds(first: int, count: int, mistake: str | None = None, stop: bool = F
     """
     tally = Tally()
     # What a schedule makes refers to itself in circles: it is swept between schedules, not during them, and
-    # what was there before is not looked at again and again.
+    # what was there before is not scanned again and again.
     gc.disable()
     gc.freeze()
     try:
@@ -124,7 +124,7 @@ def _in_parallel(pieces: list[tuple[int, int]], jobs: int, mistake: str | None) 
         for at, size in pieces:
             yield try_seeds(at, size, mistake, stop=mistake is not None)
         return
-    # Processes that wait for work don't notice that whoever hands it out was killed.
+    # Processes that wait for work don't notice that the one that hands it out was killed.
     pool = ProcessPoolExecutor(
         jobs,
         multiprocessing.get_context("spawn"),

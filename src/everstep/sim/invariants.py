@@ -29,12 +29,12 @@ from everstep.control.controller import Controller, beliefs_of
 from everstep.control.table import TRANSITIONS, Phase
 from everstep.sim.agents import SimAgent
 from everstep.sim.cluster import Cluster
+from everstep.sim.known import KnownCluster
 from everstep.sim.pace import RetryPace
 from everstep.sim.scenario import Scenario
 from everstep.sim.spending import Spending
 from everstep.sim.starts import Starts
 from everstep.sim.time import require
-from everstep.sim.told import HeardOfCluster
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import SliceName
 
@@ -62,10 +62,10 @@ class ControllerRules:
         self._facts = facts
         self.controller = controller
         self._phase = Phase.NEW
-        self._told = HeardOfCluster(scenario)
+        self._known = KnownCluster(scenario)
         self._pace = RetryPace(scenario)
         self._spending = Spending(scenario, cluster, controller)
-        self._starts = Starts(scenario, cluster, facts, controller, self._told)
+        self._starts = Starts(scenario, cluster, facts, controller, self._known)
         self._fenced = False
 
     # ------------------------------------------------------------------ after every event
@@ -73,19 +73,19 @@ class ControllerRules:
     def after(self, event: e.Event, commands: list[c.AnyCommand], now: float) -> None:
         """``commands`` are what the controller has answered, and have not been carried out yet."""
         if isinstance(event, e.LeaseLost):
-            # It may be told so twice, and is wrong about much else by then.
+            # The event may come twice, and the controller is wrong about much else by then.
             if not self._fenced:
                 self._fenced = True
                 self._check_fenced(event, commands)
             return
-        self._told.hear(event)
+        self._known.add(event)
         match event:
             case e.RunOpened():
                 self._spending.spent = Counter(dict(event.spent))
                 self._starts.opened(event)
             case e.CapacityChanged():
                 self._pace.news(now)
-                self._told.check_waiting(self.controller)
+                self._known.check_waiting(self.controller)
             case _:
                 pass
         for command in commands:
@@ -95,7 +95,7 @@ class ControllerRules:
         self._check_snapshot()
 
     def _check(self, command: c.AnyCommand, now: float) -> None:
-        self._told.check(command)
+        self._known.check(command)
         match command:
             case c.StartWorkers():
                 self._pace.start(now)
@@ -105,7 +105,7 @@ class ControllerRules:
             case c.CommitCheckpoint():
                 self._check_commit(command)
             case c.DiscardCheckpoint():
-                lost = command.folder in self._told.committed
+                lost = command.folder in self._known.committed
                 require(not lost, f"4: {command.folder} is committed, and discarded")
                 self._facts.discarded.add(command.folder)
             case c.PhaseChanged():
@@ -151,7 +151,7 @@ class ControllerRules:
         self._facts.transitions[self._phase, phase] += 1
         self._phase = phase
         if phase in (Phase.PLACING, Phase.WAITING):
-            self._told.check_size(self.controller)
+            self._known.check_size(self.controller)
 
     def _check_commit(self, command: c.CommitCheckpoint) -> None:
         """4, 5: what is committed is whole, and once."""
@@ -162,17 +162,17 @@ class ControllerRules:
             whole or ready.folder in self._facts.discarded,
             f"5: {ready.folder} is committed before its shards",
         )
-        require(ready.folder not in self._told.committed, f"{ready.folder} is committed twice")
+        require(ready.folder not in self._known.committed, f"{ready.folder} is committed twice")
 
     def _check_lapsed(self, name: SliceName, now: float) -> None:
-        """A notice was not meant if the machines live; that they don't was told."""
+        """A notice was a false alarm if the machines live; if they don't, the controller got the event."""
         fleet = beliefs_of(self.controller).fleet
         heard_by = now - fleet.settings.deadlines.heartbeat_timeout_s - 1.0
         gone = [h for h in fleet.machines(name) if fleet.alive(h) and self._cluster.hosts[h].died < heard_by]
         require(not gone, f"6: the notice of {name} is taken for void, and {gone} were taken away")
 
     def _check_hang(self, command: c.HangSeen) -> None:
-        """Who is named hangs, and not one that waits for it, or that is at work."""
+        """The worker that is named hangs: it doesn't wait for another one, and isn't at work."""
         named = {(command.epoch, rank) for rank in command.ranks}
         require(named <= self._cluster.hung, f"ranks {command.ranks} are named, and don't hang")
 
@@ -206,7 +206,7 @@ class ControllerRules:
                 f"3: rank {worker.rank} of an old attempt is left on {worker.agent.host}",
             )
         held = {agent.slice.name for agent in self._cluster.hosts.values() if agent.alive and agent.claim.run}
-        leaked = sorted(held - self._told.taken.keys())
+        leaked = sorted(held - self._known.taken.keys())
         require(not leaked, f"3: {', '.join(leaked)} held, and nobody knows")
 
 

@@ -30,7 +30,7 @@ class SimMemory:
         self._copies: dict[tuple[int, At], SimCopy] = {}
         """Of ranks that aren't here."""
         self.sources: dict[int, list[PeerAddress]] = {}
-        """Who has what workers here restore, by rank."""
+        """Which hosts have what workers here restore, by rank."""
 
     def begin(self, rank: int, kept: Collection[At]) -> int | None:
         """A worker writes over a slot that it may. Returns which; it holds nothing until it is finished.

@@ -18,7 +18,7 @@ class SimReservations:
         self._cluster = cluster
         self._waiting: dict[int, tuple[SliceName, ...]] = {}
 
-    def ask(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
+    def request(self, reservation: int, slices: tuple[SliceName, ...]) -> None:
         cluster = self._cluster
         self._waiting[reservation] = slices
         delay, limit = cluster.rng.uniform(0.01, 2.0), cluster.scenario.deadlines.reserve_s

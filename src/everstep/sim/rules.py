@@ -1,4 +1,4 @@
-"""What must hold of a run's storage, whatever happens to drivers, agents, networks and the store.
+"""What must hold of a run's storage, under all faults of drivers, agents, networks and the store.
 
 Every change of the store is seen here at the instant at which it takes effect, with a model of the journal
 that knows which objects count: those that were made at the end of it.
@@ -63,7 +63,7 @@ class Rules:
         self.damaged = False
         """Something of the journal was damaged by a fault: what it hit is lost."""
         self.owner = ""
-        """Who has taken the run last."""
+        """The driver that has taken the run last."""
         self.spoilt: set[str] = set()
         """Checkpoints whose files were damaged by a fault."""
         self.shards: Mapping[str, set[int]] = {}
@@ -159,7 +159,7 @@ class Rules:
         return not any(isinstance(r, records.Validated) and r.folder == folder for r in self.records)
 
     def appending(self, process: str, key: str, data: bytes) -> None:
-        """The same again may be written, and a claim to the run. Nothing else, by whoever is behind."""
+        """A driver that is behind may write the same again, and a claim to the run, and nothing else."""
         is_record = key.startswith(_LOG) and key.removeprefix(_LOG).isdigit()
         if is_record and self._behind.get(process, key) != key:
             if not isinstance(next(records.decode(data)), records.Opened):
@@ -199,7 +199,7 @@ class Rules:
             self._highest = max((int(name) for name in names if name.isdigit()), default=0)
 
     def lists_caught_up(self) -> None:
-        """A manifest that the journal doesn't know is found by whoever takes the run from now on."""
+        """A manifest that the journal doesn't know is found by the next driver that takes the run."""
         for folder, written in self.manifests.items():
             self.manifests[folder] = replace(written, openings=len(self._taken_at))
 

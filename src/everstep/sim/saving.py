@@ -67,9 +67,9 @@ class Saving:
         if worker.is_dead:
             agent.uploaded(worker, self._index, part, why_not)
         elif part is not None:
-            worker.say(worker_messages.PartDone(part))
+            worker.send(worker_messages.PartDone(part))
         else:
-            worker.say(worker_messages.PartFailed(self._index, why_not))
+            worker.send(worker_messages.PartFailed(self._index, why_not))
 
     def _file(self) -> str:
         rank = self._worker.rank

@@ -57,10 +57,10 @@ class Schedule:
 
         def watched(event: e.Event) -> list[c.AnyCommand]:
             now = self._time.now
-            self.story.tell(now, to, event)
+            self.story.add(now, to, event)
             commands = handle(event)
             for command in commands:
-                self.story.tell(now, of, command)
+                self.story.add(now, of, command)
                 if isinstance(command, c.PhaseChanged):
                     self._faults.entered(Phase(command.phase))
             # A driver that was replaced, and does not know it yet, is wrong about many things, and may be. In
@@ -71,7 +71,7 @@ class Schedule:
                         self._check_adopted(event.adopted)
                     invariants.after(event, commands, now)
                 except RuleBroken as broken:
-                    self._time.failed(broken)  # whatever the driver makes of it
+                    self._time.failed(broken)  # also if the driver catches it
                     raise
             return commands
 
@@ -109,7 +109,7 @@ class Schedule:
     # ------------------------------------------------------------------ from beginning to end
 
     def run(self) -> None:
-        """Raises ``RuleBroken``, or whatever a driver that is wrong may raise."""
+        """Raises ``RuleBroken``, or any error that a wrong driver may raise."""
         View(self._disk, RUN).create(".markers/x", b"")
         self._faults.schedule()
         self._seats.start()
@@ -161,7 +161,7 @@ class Schedule:
         require(self._time.over, "7: faults have ended, and the run does not")
 
     def _check_rows(self) -> None:
-        """What agents were told to forget is in the journal."""
+        """What was acknowledged to agents is in the journal."""
         if self._rules.damaged or self._scenario.settings.group_size is not None:
             return
         rows = self._rules.rows()

@@ -89,7 +89,7 @@ class Watching:
         pass  # it is a command of the controller's
 
     def say(self, line: str) -> None:
-        self.story.tell(self.time.now, self.name, line)
+        self.story.add(self.time.now, self.name, line)
 
     def output(self, rank: int, text: str) -> None:
         pass
@@ -144,7 +144,7 @@ Watch = Callable[["Seat", Controller], None]
 
 @dataclass
 class Seats:
-    """All of them, in the order in which they were started. ``watch`` is told of every controller."""
+    """All of them, in the order in which they were started. ``watch`` is called with every controller."""
 
     scenario: Scenario
     time: VirtualTime
@@ -189,7 +189,7 @@ class Seats:
         trouble = 0.0 if self.cluster.calm else self.scenario.lost_answers
         seat = Seat(number, process, SimEngine(process, self.cluster, ahead), self._network(trouble))
         self.every.append(seat)
-        self._tell(seat, "starts")
+        self._note(seat, "starts")
         process.run(self._fit(seat))
 
     def _network(self, trouble: float) -> Network:
@@ -198,7 +198,7 @@ class Seats:
 
     def kill(self, seat: Seat) -> None:
         if seat.lives:
-            self._tell(seat, "is killed")
+            self._note(seat, "is killed")
             seat.process.kill()
             seat.engine.died()
             self._look_whether_it_is_over()
@@ -212,8 +212,8 @@ class Seats:
         for seat in self.every:
             seat.process.bury()
 
-    def _tell(self, seat: Seat, what: str) -> None:
-        self.story.tell(self.time.now, seat.name, what)
+    def _note(self, seat: Seat, what: str) -> None:
+        self.story.add(self.time.now, seat.name, what)
 
     async def _fit(self, seat: Seat) -> None:
         """As ``Trainer.fit`` does it."""
@@ -252,7 +252,7 @@ class Seats:
             else:
                 seat.outcome = Outcome.FINISHED
         except (RunOwnedError, FencedError, StorageError) as error:
-            self._tell(seat, f"gives up: {error}")
+            self._note(seat, f"gives up: {error}")
         finally:
             if seat.process.alive:
                 seat.over = True
@@ -263,7 +263,7 @@ class Seats:
 
     def _outcome(self, seat: Seat, driver: Driver) -> Outcome | None:
         end, unrecorded = driver.outcome.end, driver.outcome.unrecorded
-        self._tell(seat, f"ends: {end}{f', unrecorded: {unrecorded}' if unrecorded else ''}")
+        self._note(seat, f"ends: {end}{f', unrecorded: {unrecorded}' if unrecorded else ''}")
         if end is None or end.outcome is Outcome.FENCED or unrecorded is not None:
             return None
         return end.outcome
@@ -305,7 +305,7 @@ class Seats:
         )
 
     def stop(self, kind: e.StopKind, now: bool) -> None:
-        """The user's Ctrl-C reaches whoever drives."""
+        """The user's Ctrl-C reaches the driver that drives."""
         for seat in self.living():
             if seat.driver is not None:
                 seat.driver.stop(kind, now)

@@ -69,13 +69,15 @@ class Spending:
         require(total <= charges, f"6: {charges} things went wrong, and {total} recoveries are spent")
 
     def _may_spend(self, budget: Budget) -> bool:
-        """Something happened that costs this. A preemption does of which nobody could hear before it came."""
+        """Something happened that costs this. A preemption does if its notice could not be
+        received in time.
+        """
         cause = Budget.FAILURES if budget is Budget.REPLICAS else budget
         unheard = cause is Budget.FAILURES and self._cluster.unheard
         return unheard or bool(_MAY_SPEND.get(cause, set(FaultKind)) & self._scenario.families)
 
     def check_end(self, command: c.EndRun) -> None:
-        """6: a run ends for a reason that the user can be told."""
+        """6: a run ends for a reason that the user can understand."""
         if command.outcome is Outcome.FAILED:
             assert command.cause is not None
             budget = BUDGET_OF[command.cause.kind]

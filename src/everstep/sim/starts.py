@@ -9,9 +9,9 @@ from everstep.control import commands as c, events as e
 from everstep.control.controller import Controller, beliefs_of
 from everstep.saved.snapshots import At
 from everstep.sim.cluster import Cluster
+from everstep.sim.known import KnownCluster
 from everstep.sim.scenario import FaultKind, Scenario
 from everstep.sim.time import require
-from everstep.sim.told import HeardOfCluster
 from everstep.topology.placement import Assignment
 from everstep.topology.slices import HostId, natural_key
 
@@ -28,13 +28,13 @@ class Starts:
         cluster: Cluster,
         facts: RunFacts,
         controller: Controller,
-        told: HeardOfCluster,
+        known: KnownCluster,
     ) -> None:
         self._scenario = scenario
         self._cluster = cluster
         self._facts = facts
         self._controller = controller
-        self._told = told
+        self._known = known
         self._epoch = 0
         """The last that was begun."""
 
@@ -72,31 +72,31 @@ class Starts:
         if whole is not None and whole.epoch < self._facts.begun_anew:
             whole = None
         # What storage has, or has had, needs no snapshot: it is let go for a newer state, and at a resize.
-        ever = max(((ref.epoch, ref.index) for ref in self._told.committed.values()), default=None)
+        ever = max(((ref.epoch, ref.index) for ref in self._known.committed.values()), default=None)
         require(
             whole is None
             or (ever is not None and ever >= whole)
             or (command.snapshot is not None and command.snapshot >= whole),
             f"10: every rank has {whole} in memory, and restores {command.snapshot}",
         )
-        saved = max(((ref.epoch, ref.index) for ref in self._told.restorable()), default=None)
+        saved = max(((ref.epoch, ref.index) for ref in self._known.restorable()), default=None)
         require(
             command.snapshot is None or saved is None or saved <= command.snapshot,
             f"10: {saved} is committed, and {command.snapshot} is restored from memory",
         )
 
     def _newest_whole(self, hosts: set[HostId]) -> At | None:
-        """The newest that these hosts have between them, and have told of."""
+        """The newest that these hosts have between them, and have reported."""
         found: dict[tuple[At, int], set[int]] = {}
         for host in hosts:
             for rank, held in self._cluster.hosts[host].memory.held():
-                if (host, rank, held.at) in self._told.copies:
+                if (host, rank, held.at) in self._known.copies:
                     found.setdefault((held.at, held.ranks), set()).add(rank)
         return max((at for (at, ranks), there in found.items() if len(there) == ranks), default=None)
 
     def _check_checkpoint(self, command: c.StartWorkers) -> None:
         """5: committed, and the newest."""
-        newest = self._told.restorable()
+        newest = self._known.restorable()
         if newest and FaultKind.LISTING in self._scenario.families:
             # Those of an earlier attempt may have been found after a later one had begun.
             newest = [ref for ref in newest if ref.epoch == max(ref.epoch for ref in newest)]

@@ -44,7 +44,7 @@ class StorageFaults:
         self._catch_up()
 
     def _rot(self, rng: random.Random) -> str:
-        """A bit rots in the newest checkpoint: whoever restores it says so."""
+        """A bit rots in the newest checkpoint: workers that restore it fail with that error."""
         committed = self._rules.restorable()
         if not committed or rng.random() < 0.7:
             return ""

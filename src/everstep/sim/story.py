@@ -1,5 +1,5 @@
-"""What happened in a simulation, in order: what controllers heard, what they wanted, what drivers said, and
-what was done to the cluster and the store.
+"""What happened in a simulation, in order: events and commands of controllers, lines that drivers printed,
+and what was done to the cluster and the store.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from everstep.topology.slices import HostView
 class StoryLine(msgspec.Struct, frozen=True):
     at: float
     who: str
-    """``world`` for faults, a driver for what it says, and with ``→`` and ``←`` for the events that its
-    controller is told and the commands that it answers with.
+    """``world`` for faults, a driver for what it prints, and with ``→`` and ``←`` for the events to its
+    controller and the commands that it answers with.
     """
     what: object
 
@@ -33,7 +33,7 @@ class Story:
     def __init__(self) -> None:
         self.lines: list[StoryLine] = []
 
-    def tell(self, at: float, who: str, what: object) -> None:
+    def add(self, at: float, who: str, what: object) -> None:
         self.lines.append(StoryLine(at, who, what))
 
     def text(self) -> str:

@@ -67,9 +67,9 @@ class SaveWish:
         self.pending: tuple[int, worker_messages.AnyValue] | None = None
         self._scheduled: list[tuple[int, worker_messages.AnyValue]] = []
 
-    def agreed(self, word: worker_messages.Agree) -> None:
-        if self.pending is not None and self.pending[0] == word.number:
-            self._scheduled.append((word.start, self.pending[1]))
+    def agreed(self, message: worker_messages.Agree) -> None:
+        if self.pending is not None and self.pending[0] == message.number:
+            self._scheduled.append((message.start, self.pending[1]))
             self.pending = None
 
     def tire_of(self, number: int) -> None:
@@ -150,11 +150,11 @@ class SimWorker:
 
         self.cluster.time.after(seconds, act)
 
-    def say(self, message: msgspec.Struct) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         data = framing.frame(message)
         offset = self.line.add(data)
         spec = self.spec
-        self.agent.say(wire.FromWorker(spec.epoch, spec.generation, self.rank, offset, data))
+        self.agent.send(wire.FromWorker(spec.epoch, spec.generation, self.rank, offset, data))
 
     # ------------------------------------------------------------------ starting
 
@@ -168,12 +168,12 @@ class SimWorker:
         if why_not is not None:
             cluster.fault()
             damaged = "" if spec.snapshot is not None else spec.checkpoint or ""
-            self.say(
+            self.send(
                 worker_messages.Raised(why_not, "", False, cluster.time.now, False, damaged, spec.snapshot)
             )
             self.exit(1, None)
             return
-        self.say(worker_messages.Hello(self.pid))
+        self.send(worker_messages.Hello(self.pid))
         self.life = SimLife.JOINING
         if cluster.chance(cluster.scenario.failed_rendezvous):
             cluster.fault()
@@ -222,7 +222,7 @@ class SimWorker:
         if self.life is SimLife.JOINING and not self.stuck:
             self.life = SimLife.TRAINING
             self.moved = self.cluster.time.now
-            self.say(worker_messages.Joined())
+            self.send(worker_messages.Joined())
 
     # ------------------------------------------------------------------ training
 
@@ -261,7 +261,7 @@ class SimWorker:
     def _copied_behind(self, slot: int, copy: SimCopy) -> None:
         """It was taken while training went on."""
         self.agent.memory.finish(self.rank, slot, copy)
-        self.say(worker_messages.SnapshotTaken(copy.at.report, 0.0, 0.0))
+        self.send(worker_messages.SnapshotTaken(copy.at.report, 0.0, 0.0))
 
     def _report(self, step: int, *, taken: bool, taking: bool) -> None:
         cluster, scenario = self.cluster, self.cluster.scenario
@@ -287,19 +287,19 @@ class SimWorker:
             self.later(cluster.rng.uniform(0.0, 0.5), partial(saving.upload, report))
 
     def _reported(self, report: worker_messages.Report) -> None:
-        self.say(report)
+        self.send(report)
         self.busy -= 1
 
     def saved(self, report: worker_messages.Report, part: Part | None, why_not: str) -> None:
         index = report.index
         if part is not None and part.held and not self.group.undriven:
-            # It makes no further step before the commit, for as long as it is told to wait.
+            # It makes no further step before the commit, for as long as it has to wait.
             self.busy += 1
             self.later(self.spec.hold_s, partial(self._let_go, index))
             self.wish.held = index
         self._reported(msgspec.structs.replace(report, part=part, owed=part is None))
         if part is None:
-            self.say(worker_messages.PartFailed(index, why_not))
+            self.send(worker_messages.PartFailed(index, why_not))
 
     def _let_go(self, index: int) -> None:
         if self.wish.held == index:
@@ -308,31 +308,31 @@ class SimWorker:
 
     def finish(self) -> None:
         self.life = SimLife.RETURNED
-        self.say(worker_messages.Returned(None))
+        self.send(worker_messages.Returned(None))
 
     def metrics(self, index: int) -> bytes:
         spec = self.spec
         group, generation = spec.assignment.group_id, spec.generation
         return msgspec.msgpack.encode({"epoch": spec.epoch, "of": [group, generation], "x": index})
 
-    # ------------------------------------------------------------------ being told
+    # ------------------------------------------------------------------ messages from the driver
 
-    def told(self, word: worker_messages.AnyToWorker) -> None:
+    def received(self, message: worker_messages.AnyToWorker) -> None:
         if self.life is SimLife.DEAD:
             return
-        match word:
+        match message:
             case worker_messages.Propose():
-                self.wish.pending = (word.number, word.value)
-                self.say(worker_messages.Counted(word.number, self.reports))
-                self.later(_PATIENCE_S, partial(self.wish.tire_of, word.number))
+                self.wish.pending = (message.number, message.value)
+                self.send(worker_messages.Counted(message.number, self.reports))
+                self.later(_PATIENCE_S, partial(self.wish.tire_of, message.number))
             case worker_messages.Agree():
-                self.wish.agreed(word)
+                self.wish.agreed(message)
             case worker_messages.Kept():
-                self.own.kept = word.kept
-                if self.own.open is not None and self.own.open <= word.upto:
+                self.own.kept = message.kept
+                if self.own.open is not None and self.own.open <= message.upto:
                     self.own.open = None
             case worker_messages.CheckpointSettled():
-                self._let_go(word.index)
+                self._let_go(message.index)
             case _:
                 pass
 
@@ -353,11 +353,11 @@ class SimWorker:
 
     def raise_(self, message: str, *, echo: bool) -> None:
         joined = self.life is SimLife.TRAINING
-        self.say(worker_messages.Raised(message, "", echo, self.cluster.time.now, joined))
+        self.send(worker_messages.Raised(message, "", echo, self.cluster.time.now, joined))
         self.exit(1, None)
 
     def exit(self, code: int | None, signal: int | None, *, by_us: bool = False, oom: bool = False) -> None:
-        """The process is gone, and its agent says so."""
+        """The process is gone, and its agent reports it."""
         if self.life is SimLife.DEAD:
             return
         self.die()
@@ -421,9 +421,10 @@ class SimGroup:
         """A save is under way, or a commit is waited for; or a rank doesn't know what becomes of its last
         snapshot, or when a change is to hold, while there is somebody to tell it.
         """
-        told = not self.undriven
+        driven = not self.undriven
         return any(
-            w.busy or (told and (w.own.open is not None or w.wish.pending is not None)) for w in self.members
+            w.busy or (driven and (w.own.open is not None or w.wish.pending is not None))
+            for w in self.members
         )
 
     def miss(self) -> None:

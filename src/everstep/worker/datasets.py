@@ -111,11 +111,11 @@ def agreed_places(found: Mapping[str, bytes]) -> Mapping[str, Any]:
     All ranks must have been at the same. Only of a stream with lanes, each rank has its own of them.
     """
     places: dict[str, list[Any]] = {}
-    told: dict[str, str] = {}
+    first_file: dict[str, str] = {}
     for path, content in sorted(found.items()):
         for name, place in json.loads(content)["places"].items():
             known = places.setdefault(name, [])
-            first = told.setdefault(name, path)
+            first = first_file.setdefault(name, path)
             if place in known:
                 continue
             known.append(place)

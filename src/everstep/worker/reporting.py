@@ -151,8 +151,8 @@ class Reporting:
             self._uploads.failed(index, error)
             if not isinstance(error, StorageError):
                 raise
-            return  # the storage's failure is told; training goes on
-        # It may be the one at which the workers change over: then we wait for it, and the driver is told so.
+            return  # the storage's failure is reported; training goes on
+        # It may be the one at which the workers change over: then we wait for it, which the driver must know.
         held = bool(self._values.want_checkpoint.newest)
         if part is not None:
             part = msgspec.structs.replace(part, held=held)

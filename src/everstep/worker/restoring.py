@@ -54,7 +54,7 @@ class Restoring:
         self._began = time.monotonic()
 
     def take_seconds(self) -> float:
-        """How long it took until what this worker starts from had been read; told once."""
+        """How long it took until what this worker starts from had been read; 0 from the second call on."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

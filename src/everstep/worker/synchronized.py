@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 PATIENCE_S = 30.0
-"""How long a call waits for the others' answers. Who hasn't answered by then has been lost with its host."""
+"""How long a call waits for the others' answers. A rank that hasn't answered by then was lost
+with its host.
+"""
 
 
 class SynchronizedValue(Generic[Value]):
@@ -64,7 +66,7 @@ class SynchronizedValue(Generic[Value]):
 
     @property
     def newest(self) -> Value:
-        """What was last heard of, whether or not it holds yet."""
+        """The value that was proposed last, whether or not it holds yet."""
         return self._newest
 
 

@@ -30,7 +30,7 @@ MAX_UNCOMMITTED = 16
 
 
 class Uploads:
-    """This rank's parts. What fails is told to the driver: then there is no such checkpoint."""
+    """This rank's parts. Failures are sent to the driver: then there is no such checkpoint."""
 
     def __init__(self, spec: wire.WorkerSpec, store: Store, send: Callable[[bytes], None]) -> None:
         self._spec = spec

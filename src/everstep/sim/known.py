@@ -1,5 +1,5 @@
-"""What a controller was told of the cluster and of checkpoints, and what it has taken, worked out a second
-time. The checks ask here and not the controller, so that they don't share its mistakes.
+"""What a controller can know of the cluster and of checkpoints from its events, and what it has taken, worked
+out a second time. The checks use this and not the controller's state, so that they don't share its mistakes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from everstep.sim.time import require
 from everstep.topology.slices import HostId, HostView, SliceName
 
 
-class HeardOfCluster:
+class KnownCluster:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self._hosts: dict[HostId, HostView] = {}
@@ -32,7 +32,7 @@ class HeardOfCluster:
         self.copies: set[tuple[HostId, int, At]] = set()
         """Which host has which rank's snapshot."""
 
-    def hear(self, event: e.Event) -> None:
+    def add(self, event: e.Event) -> None:
         match event:
             case e.CapacityChanged():
                 self._hosts = {host.id: host for host in event.hosts}
@@ -136,7 +136,7 @@ class HeardOfCluster:
             )
 
     def _size(self, slices: int) -> int:
-        """How many workers fit into so many slices."""
+        """How many workers fit into this number of slices."""
         per_slice = self.scenario.slots_in_slice
         most = min(self.scenario.settings.workers_max, slices * per_slice)
         wired = self.scenario.hosts_per_slice > 1
