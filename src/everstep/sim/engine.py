@@ -209,8 +209,8 @@ class SimEngine(NoMachines):
     def lost(self, agent: SimAgent, kind: Kind, happened: float) -> None:
         message = "connection broken" if kind is Kind.HOST_LOST else "no heartbeat"
         failure = Failure(kind, happened + self.ahead, message, host=agent.host)
-        # The call of the loss and the new list of hosts may overtake each other, but not the list in which the
-        # host is there again.
+        # The call of the loss and the new list of hosts may overtake each other, but not the list in which
+        # the host is there again.
         pause = self._cluster.rng.uniform(0.001, 0.05)
 
         def report(sink: Sink) -> None:
