@@ -85,7 +85,7 @@ class Trouble(train.UserCallback):
         if self.kills and row["step"] >= self.kills[0]:
             self.kills.pop(0)
             os.kill(row["pid"], signal.SIGKILL)
-        elif row["step"] >= HOST_GONE and self.sizes == [3]:
+        elif row["step"] >= HOST_GONE and self.sizes == [3] and len(self.cluster.slices) == 3:
             self.cluster.remove_slice(list(self.cluster.slices)[-1])
         elif row["step"] >= HOST_BACK and self.sizes == [3, 2] and len(self.cluster.slices) == 2:
             self.cluster.add_slice()

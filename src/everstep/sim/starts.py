@@ -59,12 +59,23 @@ class Starts:
             self._check_ranks(places)
         else:
             self._check_same_ranks(places)
+            self._check_replaced(command)
         facts.places.update((a.rank, a) for a in places)
         run = beliefs_of(self._controller)
         replaced = {g for restart in run.restarts for g in restart.groups}
         require(full or bool(run.groups.keys() - replaced), "nobody trains: all restart")
         if not any(group.finished for group in run.groups.values()) and len(run.restarts) == 1:
             self._check_whole_slices()
+
+    def _check_replaced(self, command: c.StartWorkers) -> None:
+        """3: of a group that is replaced, nothing is left running on hosts that the run has."""
+        generations, fleet = dict(command.generations), beliefs_of(self._controller).fleet
+        for worker in self._cluster.workers():
+            spec, agent = worker.spec, worker.agent
+            new = generations.get(spec.assignment.group_id, 0)
+            is_left = worker.running and spec.epoch == command.epoch and spec.generation < new
+            is_ours = agent.slice.name in fleet.held and fleet.alive(agent.host)
+            require(not (is_left and is_ours), f"3: rank {worker.rank} is replaced, and runs on {agent.host}")
 
     def _check_snapshot(self, command: c.StartWorkers, full: bool) -> None:
         """10: never older than the newest that every rank has."""
