@@ -108,8 +108,9 @@ class Starts:
     def _check_checkpoint(self, command: c.StartWorkers) -> None:
         """5: committed, and the newest."""
         newest = self._known.restorable()
-        if newest and FaultKind.LISTING in self._scenario.families:
-            # Those of an earlier attempt may have been found after a later one had begun.
+        if newest and self._scenario.families & {FaultKind.LISTING, FaultKind.RETURN}:
+            # Those of an earlier attempt may have been found after a later one had begun, or made by a host
+            # that was lost and came back: the later attempt counts.
             newest = [ref for ref in newest if ref.epoch == max(ref.epoch for ref in newest)]
         if command.checkpoint is None:
             require(not newest, "5: a checkpoint is committed, and the workers get none")
