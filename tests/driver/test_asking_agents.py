@@ -76,9 +76,12 @@ class Agents:
         *,
         slow: Collection[str] = (),
         lost: Collection[str] = (),
+        overwritten: Collection[Copy] = (),
         limits: Deadlines = LIMITS,
     ) -> None:
-        """``slow`` answer, and ``lost`` are lost, once it is said that they are waited for."""
+        """``slow`` answer, and ``lost`` are lost, once it is said that they are waited for. ``overwritten``:
+        snapshots that workers write over after their agent has answered.
+        """
         self.left = TakeOver([*HOSTS], 3, begun or {})
         self.sent: list[tuple[str, wire.AnyToAgent]] = []
         self.unclaimed: list[str] = []
@@ -89,6 +92,7 @@ class Agents:
         """Hosts whose workers can't be killed."""
         self._slow = slow
         self._lost = lost
+        self._overwritten = overwritten
         self._limits = limits
 
     def claim(self, host: str) -> None:
@@ -116,7 +120,13 @@ class Agents:
     def send(self, host: str, message: wire.AnyToAgent) -> None:
         self.sent.append((host, message))
         if isinstance(message, wire.Stop) and host not in self._stubborn:
-            self.left.received(host, wire.Gone(message.epoch, message.generation, message.ranks))
+            gone = wire.Gone(message.epoch, message.generation, message.ranks, self._copies(host))
+            self.left.received(host, gone)
+
+    def _copies(self, host: str) -> list[Copy]:
+        """What its workers left when they ended."""
+        told = (message.copies for message in self._answers[host] if isinstance(message, wire.Inventory))
+        return [copy for copies in told for copy in copies if copy not in self._overwritten]
 
     def asked(self) -> TakeOver:
         engine = cast(Engine, self)
@@ -229,7 +239,9 @@ def test_where_no_agent_has_workers_none_is_left() -> None:
     assert agents.unclaimed == HOSTS
 
 
-def ending(stubborn: Collection[str] = (), copies: Collection[Copy] = COPIES) -> Agents:
+def ending(
+    stubborn: Collection[str] = (), copies: Collection[Copy] = COPIES, overwritten: Collection[Copy] = ()
+) -> Agents:
     """Nobody is kept: no group has met."""
     return Agents(
         {
@@ -237,6 +249,7 @@ def ending(stubborn: Collection[str] = (), copies: Collection[Copy] = COPIES) ->
             for n, host in enumerate(HOSTS)
         },
         stubborn,
+        overwritten=overwritten,
     )
 
 
@@ -247,6 +260,16 @@ def test_hosts_of_ended_workers_stay_claimed_where_their_memory_can_be_restored_
     assert remains is not None
     assert remains.slices == ("a", "b")
     assert [(copy.rank, copy.host) for copy in remains.copies] == [(0, "a"), (1, "b")]
+
+
+def test_what_workers_wrote_over_before_they_ended_is_not_counted_on() -> None:
+    older = (Copy(0, "", 3, 6, 2), Copy(1, "", 3, 6, 2))
+    remains = ending(copies=[*older, *COPIES], overwritten=older).asked().remains(SLICES)
+    assert remains is not None
+    assert [(copy.rank, copy.index) for copy in remains.copies] == [(0, 7), (1, 7)]
+    agents = ending(overwritten=COPIES)
+    assert agents.asked().remains(SLICES) is None
+    assert agents.unclaimed == HOSTS
 
 
 def test_nothing_remains_without_snapshots() -> None:

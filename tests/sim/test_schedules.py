@@ -50,6 +50,7 @@ SEEDS = (
     551_415_299,  # a snapshot that was being taken while a driver took the run over
     31_000_868,  # a driver that was replaced while it put storage in order
     230_744_062,  # manifests of a driver that was replaced, in another order than the next recorded them
+    300_003_682,  # a snapshot that workers of an earlier driver wrote over before they ended
 )
 CORES = os.cpu_count() or 1
 

@@ -56,4 +56,4 @@ class Stops:
     def _check(self, job: StopJob) -> None:
         if not job.left and job in self._jobs:
             self._jobs.remove(job)
-            self._holder.send(wire.Gone(job.epoch, job.generation, job.ranks))
+            self._holder.send(wire.Gone(job.epoch, job.generation, job.ranks, self._workers.memory.copies()))

@@ -5,7 +5,7 @@ that can't go on. ``health/survivors.py`` decides which are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -54,7 +54,8 @@ class TakeOver:
         """Hosts whose inventory has come, though not yet all that they repeat."""
         self._held: dict[tuple[HostId, WorkerId], wire.Held] = {}
         self._repeated: list[tuple[HostId, wire.AnyFromAgent]] = []
-        self._copies: list[Copy] = []
+        self._copies: dict[HostId, list[Copy]] = {}
+        """In the memory of each host, by what it sent last."""
         self._changed = asyncio.Event()
 
     def received(self, host: HostId, message: wire.AnyFromAgent) -> None:
@@ -63,13 +64,14 @@ class TakeOver:
                 self._listed.add(host)
                 if message.lighthouse:
                     self.lighthouse = (host, message.lighthouse)
-                self._copies += [msgspec.structs.replace(copy, host=host) for copy in message.copies]
+                self._copies[host] = message.copies
                 for held in message.workers:
                     self._held[host, _worker_id(held.spec)] = held
             case wire.HandedOver():
                 self._unreported.discard(host)
             case wire.Gone():
                 self.stopping.discard((host, message.epoch, message.generation))
+                self._copies[host] = message.copies
             case _:
                 self._repeated.append((host, message))
         self._changed.set()
@@ -161,7 +163,7 @@ class TakeOver:
             tuple(worker.place for worker in self.chosen.kept),
             self.chosen.generations,
             self.outdated,
-            tuple(self._copies),
+            tuple(self._copies_on(self._copies)),
         )
 
     def remains(self, slice_of: Mapping[HostId, SliceName]) -> Remains | None:
@@ -170,13 +172,17 @@ class TakeOver:
             self.chosen,
             {*self.hosts} - self._lost,
             slice_of,
-            with_snapshots={copy.host for copy in self._copies},
+            with_snapshots={host for host, copies in self._copies.items() if copies},
             still_ending=self.stubborn,
         )
         if not slices:
             return None
-        copies = tuple(copy for copy in self._copies if slice_of.get(copy.host) in slices)
-        return Remains(slices, copies)
+        held = [host for host in self._copies if slice_of.get(host) in slices]
+        return Remains(slices, tuple(self._copies_on(held)))
+
+    def _copies_on(self, hosts: Iterable[HostId]) -> Iterator[Copy]:
+        for host in hosts:
+            yield from (msgspec.structs.replace(copy, host=host) for copy in self._copies[host])
 
     # ------------------------------------------------------------------ what the driver goes on with
 

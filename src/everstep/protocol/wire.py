@@ -20,7 +20,7 @@ from everstep.saved.snapshots import At, Copy
 from everstep.storage.store import Limits
 from everstep.topology.placement import Assignment
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 """Driver and agent compare it before all other messages (``Attach``, ``Status``): of these two messages
 nothing is ever removed or changed.
 """
@@ -386,6 +386,8 @@ class Gone(FromAgent, frozen=True):
     epoch: int
     generation: int
     ranks: list[int]
+    copies: list[Copy] = []
+    """What is in memory here now, as in an inventory: until they ended, they may have written over some."""
 
 
 class Noticed(FromAgent, frozen=True):

@@ -316,7 +316,7 @@ class SimAgent:
             return
         for worker in workers:
             worker.exit(None, 9, by_us=True)
-        self.send(wire.Gone(message.epoch, message.generation, message.ranks))
+        self.send(wire.Gone(message.epoch, message.generation, message.ranks, self.memory.copies()))
 
     def ended(self, worker: SimWorker) -> None:
         key = (worker.spec.epoch, worker.rank)
