@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import tempfile
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -231,5 +232,18 @@ def test_ranks_that_have_moved_away_leave_what_is_still_needed(folder: Path) -> 
             a.memory.retain({1}, [AT])
             assert a.memory.copies() == [Copy(0, "", 1, 4, 2)]
             assert a.memory.of(0) == {}
+
+    run(work())
+
+
+def test_notes_that_are_damaged_say_nothing_of_files_and_end_no_agent(folder: Path) -> None:
+    async def work() -> None:
+        async with Host(folder / "a") as a, Host(folder / "b") as b:
+            slot = a.take(0, AT, {SHARED: b"weights", OWN: b"own 0"})
+            memory = mmap.mmap(slot.fds[0], 0)
+            memory[memory.find(b"rank 0") + len(b"rank 0")] ^= 255  # how many files there are
+            assert a.memory.copies() == [Copy(0, "", 1, 4, 2)], "whoever restores it finds out, and says so"
+            assert await a.find(0, AT, [OWN]) == "is not there"
+            assert "is not what was put there" in (await b.copy(0, AT, a.source)).reason
 
     run(work())

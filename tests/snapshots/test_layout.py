@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter, OrderedDict
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,6 +131,19 @@ def test_a_slot_holds_a_snapshot_only_once_it_is_finished() -> None:
     assert slot.label is None
     slot.finish(At(2, 8), 2, b"longer notes" * 1000, {"state": b"e" * 32})
     assert slot.notes == b"longer notes" * 1000
+    slot.close()
+
+
+def test_whoever_else_holds_a_slot_sees_it_as_it_is_after_its_notes_have_grown() -> None:
+    slot = Slot.create("test", {"state": 16})
+    agents = Slot.of(["state"], [os.dup(fd) for fd in slot.fds])
+    assert agents.label is None, "which maps it as small as it is"
+    slot.finish(At(2, 7), 2, b"long notes" * 1000, {"state": b"d" * 32})
+    record = agents.record
+    assert record is not None
+    assert record.is_sound
+    assert record.contents == {"state": FileContent(16, b"d" * 32)}
+    agents.close()
     slot.close()
 
 

@@ -230,7 +230,8 @@ class Peers:
             return None
         files = {}
         for name in names:
-            owner = self._memory.same(slot, at, name, record.contents[name])
+            content = record.contents.get(name)
+            owner = self._memory.same(slot, at, name, content) if content is not None else None
             if owner is None:
                 return None
             files[name] = owner.files[name]

@@ -57,6 +57,9 @@ class Segment:
         os.ftruncate(self.fd, size)
 
     def map(self) -> mmap.mmap:
+        """All of it, as large as it is now: another process may have resized it."""
+        if self._map is not None and len(self._map) != self.size:
+            self.unmap()
         if self._map is None:
             self._map = mmap.mmap(self.fd, self.size)
         return self._map
@@ -132,8 +135,10 @@ class SlotRecord:
 
     @property
     def contents(self) -> dict[str, FileContent]:
-        """What is in its files, by name: also in those that aren't here."""
-        return _contents.decode(self.data[_LABEL.size + self.label.notes :])
+        """What is in its files, by name: also in those that aren't here. Nothing is known of them if this is
+        damaged.
+        """
+        return _contents.decode(self.data[_LABEL.size + self.label.notes :]) if self.is_sound else {}
 
     @property
     def is_sound(self) -> bool:
