@@ -48,8 +48,9 @@ class UserCallback:
         metrics: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Every rank has made its k-th report. ``metrics[i]`` is rank i's; ``checkpoint`` is committed, or
-        ``None``. With replica groups, every rank of a group: each group has its own count.
+        """Every rank has made its k-th report. ``metrics[i]`` is rank i's. A report with a checkpoint comes
+        once that is committed, or without it if it could not be saved. With replica groups, every rank of a
+        group: each group has its own count.
         """
 
     def after_exception(self, run_context: TrainRunContext, worker_exceptions: dict[int, Exception]) -> None:

@@ -65,6 +65,12 @@ def report(
     if checkpoint is None and state is None:
         session.reporting.report_metrics(metrics)
         return
+    if checkpoint is not None and state is not None:
+        raise ConfigError(
+            "report() is given a checkpoint and a state",
+            "give the state, and Everstep decides when it becomes a checkpoint; or the checkpoint alone",
+            "report.state",
+        )
     session.reporting.report(
         metrics,
         checkpoint,

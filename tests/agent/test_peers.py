@@ -247,3 +247,21 @@ def test_notes_that_are_damaged_say_nothing_of_files_and_end_no_agent(folder: Pa
             assert "is not what was put there" in (await b.copy(0, AT, a.source)).reason
 
     run(work())
+
+
+def test_what_one_worker_is_being_given_stays_when_another_has_all_it_wanted(folder: Path) -> None:
+    async def work() -> None:
+        async with Host(folder / "a") as a, Host(folder / "b") as b:
+            a.take(0, AT, {SHARED: b"weights", OWN: b"own 0" * CHUNK})
+            b.peers.sources = {0: [a.source]}
+            assert isinstance(await b.find(0, AT, [SHARED]), Slot)
+            rest = asyncio.create_task(b.find(0, AT, [OWN]))
+            for _ in range(5):  # it is being sent
+                await asyncio.sleep(0)
+            b.peers.restored()
+            assert isinstance(await rest, Slot)
+            found = await b.find(0, AT, [SHARED, OWN])
+            assert isinstance(found, Slot)
+            assert found.files[SHARED].map()[:] == b"weights"
+
+    run(work())

@@ -309,3 +309,17 @@ def test_a_restart_of_everything_is_told_from_the_failure_that_made_it_necessary
     told = hands.last(c.Recovered)
     assert told.cause is not None
     assert (told.cause.message, told.total_s) == ("boom", pytest.approx(5.0))
+
+
+def test_the_seconds_add_up_where_groups_that_wait_become_too_many() -> None:
+    hands = Hands(groups(3, groups_min=2, workers_min=2), views("a", "b", "c"))
+    hands.lose("b.0")
+    hands.pass_time(5.0)
+    hands.lose("c.0")
+    hands.pass_time(5.0)
+    hands.capacity(*views("d", "e"))
+    for rank in range(3):
+        hands.report(rank, 1)
+    told = hands.last(c.Recovered)
+    assert told.cause is not None
+    assert told.total_s == pytest.approx(hands.now - told.cause.at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -483,3 +484,56 @@ def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(tmp_path: Path) 
 
     with pytest.raises(WorkerGroupError, match="rank 0 waited in a barrier.*rank 1 will not come"):
         fit(function, tmp_path)
+
+
+def test_a_function_that_leaves_by_sys_exit_has_saved_what_it_reported(tmp_path: Path) -> None:
+    class Slowly:
+        def __call__(self, checkpoint: Checkpoint, name: str) -> Checkpoint:
+            (tmp_path / "begun").touch()
+            wait_for(lambda: (tmp_path / "left").exists())
+            return Checkpoint.from_directory(checkpoint.path)
+
+    def function() -> None:
+        report(
+            {"x": 1},
+            checkpoint=save("last"),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=Slowly(),
+        )
+        wait_for(lambda: (tmp_path / "begun").exists())
+        threading.Timer(0.5, (tmp_path / "left").touch).start()
+        sys.exit(0)
+
+    result = fit(function, tmp_path, workers=1)
+    assert result.checkpoint is not None
+    assert result.error is None
+
+
+def test_a_report_takes_a_checkpoint_or_a_state(tmp_path: Path) -> None:
+    class Nothing:
+        pass
+
+    def function() -> None:
+        report({}, checkpoint=save("x"), state=Nothing())  # type: ignore[arg-type]
+
+    with pytest.raises(TrainingFailedError, match="is given a checkpoint and a state; give the state"):
+        fit(function, tmp_path, workers=1)
+
+
+def test_callbacks_get_the_checkpoint_of_a_report(tmp_path: Path) -> None:
+    class Watch(UserCallback):
+        def __init__(self) -> None:
+            self.saved: list[Any] = []
+
+        def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+            there = None if checkpoint is None else (Path(checkpoint.path) / "weights").read_text()
+            self.saved.append((metrics[0]["step"], there))
+
+    def function() -> None:
+        for step in range(4):
+            report({"step": step}, checkpoint=save(f"{step}") if step % 2 else None)
+            everstep.collective.barrier()
+
+    watch = Watch()
+    fit(function, tmp_path, callbacks=[watch])
+    assert sorted(watch.saved) == [(0, None), (1, "1"), (2, None), (3, "3")]

@@ -77,6 +77,8 @@ class Memory:
         return None
 
     def add_copy(self, rank: int, at: At, slot: Slot) -> None:
+        if (rank, at) in self._copies:
+            self._close(self._copies[rank, at])
         self._copies[rank, at] = slot
 
     def retain(self, ranks: Collection[int], kept: Collection[At]) -> None:
@@ -85,7 +87,7 @@ class Memory:
             for number, slot in [*self._slots[rank].items()]:
                 label = slot.label
                 if label is not None and label.at in kept:
-                    self._copies[rank, label.at] = self._slots[rank].pop(number)
+                    self.add_copy(rank, label.at, self._slots[rank].pop(number))
                 else:
                     self.drop(rank, number)
         self.keep_copies(kept)

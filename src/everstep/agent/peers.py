@@ -89,7 +89,7 @@ class Peers:
         self.run, self.sources = "", {}
         for task in self._tasks:
             task.cancel()
-        self.restored()
+        self._close_fetched()
 
     # ------------------------------------------------------------------ answering others
 
@@ -238,6 +238,14 @@ class Peers:
         return slot.with_files(files)
 
     def restored(self) -> None:
+        """A worker has all that it wanted. What is being fetched for others is theirs first."""
+        self._begin(self._forget_fetched())
+
+    async def _forget_fetched(self) -> None:
+        async with self._fetching:
+            self._close_fetched()
+
+    def _close_fetched(self) -> None:
         for slot in self._fetched.values():
             slot.close()
         self._fetched = {}

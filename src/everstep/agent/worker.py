@@ -171,7 +171,7 @@ def work(
         session.begin()
         arguments, datasets = cloudpickle.loads(config)
         session.hand_over(datasets)
-        value = _called(function, arguments)
+        value = _called(function, arguments, stopping)
         session.reporting.finish()
         # The function may have taken SIGTERM for itself; from here on it means that all are done.
         signal.signal(signal.SIGTERM, stopping.handle)
@@ -181,12 +181,8 @@ def work(
     except SystemExit as error:
         if stopping.asked.is_set():
             return STOPPED
-        code = _exit_code(error)
-        if code:
-            _flush()
-            return code
-        signal.signal(signal.SIGTERM, stopping.handle)
-        link.send(framing.frame(worker_messages.Returned(None)))
+        _flush()
+        return _exit_code(error)
     except BaseException as error:  # the user's code may raise anything; all of it is reported
         at = time.monotonic()
         text = _traceback(error)
@@ -214,21 +210,24 @@ def work(
     return 0
 
 
-def _called(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """What the function returns. A process that it forks, and that comes back here, ends as it would at the
-    end of a script: it is not the worker, and has nothing to say for it.
+def _called(function: Any, arguments: tuple[Any, ...], stopping: _Stopping) -> Any:
+    """What the function returns; nothing if it leaves by ``sys.exit(0)``. A process that it forks, and that
+    comes back here, ends as it would at the end of a script: it is not the worker, and has nothing to say for
+    it.
     """
     worker = os.getpid()
+    value, code = None, 0
     try:
-        value, code = function(*arguments), 0
+        value = function(*arguments)
+    except SystemExit as error:
+        if os.getpid() == worker and (error.code or stopping.asked.is_set()):
+            raise
+        code = _exit_code(error)
     except BaseException as error:
         if os.getpid() == worker:
             raise
         code = 1
-        if isinstance(error, SystemExit):
-            code = _exit_code(error)
-        else:
-            sys.stderr.write(_traceback(error))
+        sys.stderr.write(_traceback(error))
     if os.getpid() != worker:
         _flush()
         os._exit(code)

@@ -32,8 +32,8 @@ def ps() -> None:
     for run in found.values():
         driver = f"driver {run.driver_pid}" if run.alive else "driver gone"
         click.echo(f"{run.name}  {driver}  attempt {run.epoch}  {run.folder}")
-        width = max(len(worker.slice) for worker in run.workers)
-        host_width = max(len(worker.host) for worker in run.workers)
+        width = max((len(worker.slice) for worker in run.workers), default=0)
+        host_width = max((len(worker.host) for worker in run.workers), default=0)
         for worker in sorted(run.workers, key=lambda w: w.rank):
             gone = "" if worker.alive else "  gone"
             click.echo(

@@ -148,6 +148,7 @@ def _escalate(run: Run, restart: Restart) -> None:
     starting.forget_unproven(run, restart.groups)
     run.end_standbys()
     # The run itself joins the restart now, which until here moved alone.
+    restart.account.left(restart.stage, run.now)
     restart.stage = Phase.RUNNING
     _stop(run, restart)
 
@@ -191,10 +192,9 @@ def _moves_on(run: Run, restart: Restart) -> bool:
 
 def _is_too_much(run: Run, restart: Restart) -> bool:
     """No group is left to go on, or replacing them was tried often enough: everything restarts."""
-    if restart.full:
-        return False
     tried_enough = restart.attempts >= run.settings.group_attempts
-    return tried_enough or (restart.is_ending and run.restarting >= run.groups.keys())
+    none_left = restart.is_ending and run.restarting >= run.groups.keys()
+    return not restart.full and (tried_enough or none_left)
 
 
 def _placed_groups(run: Run) -> int:

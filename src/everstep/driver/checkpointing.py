@@ -62,8 +62,10 @@ class Checkpointing:
         self.validations.committing.add(ready.folder)
         committed = await self.commits.commit(command, metrics)
         self.validations.committing.discard(ready.folder)
-        if committed:
-            of = Incarnation(command.epoch, command.group, command.generation)
+        of = Incarnation(command.epoch, command.group, command.generation)
+        if not committed:
+            self._run.observer.unsaved(of, ready.index)
+        else:
             kept = self._run.history.checkpoints.get(ready.folder)
             if kept is not None:
                 self._run.observer.committed(of, ready.index, kept.address(self._run.store))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -159,11 +160,12 @@ class Commits:
 
     async def finish_deletions(self, limit_s: float) -> None:
         """At the end of a run. What remains is removed when it is resumed."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 for folder in sorted(self._removing):
-                    await self._deletions.remove(folder)
-        except (TimeoutError, StorageError):
+                    with suppress(StorageError):  # of the others, some may be removed
+                        await self._remove(folder)
+        if self._removing:
             self._say(
                 f"folders that are no longer needed can't be removed: {', '.join(sorted(self._removing))}"
             )

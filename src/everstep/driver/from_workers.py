@@ -135,7 +135,8 @@ class FromWorkers:
         if self._run.job.wants_all_metrics:
             of = Incarnation(epoch, stream.assignment.group_id, generation)
             for report in reports:
-                self._run.observer.reported(of, rank, report.index, report.metrics)
+                saves = report.owed or report.part is not None
+                self._run.observer.reported(of, rank, report.index, report.metrics, saves)
 
     def _emit_reports(self, key: WorkerId, stream: WorkerStream, batch: _Batch) -> None:
         if batch.with_metrics:
@@ -278,6 +279,7 @@ class FromWorkers:
         if stream is not None:
             of = Incarnation(epoch, stream.assignment.group_id, generation)
             self._run.unsaved.failed(of, index, f"rank {rank}: {reason}")
+            self._run.observer.unsaved(of, index)
         self._run.emit(
             e.UploadFailed(
                 at=self._run.clock.now(),

@@ -138,7 +138,8 @@ class Incoming:
                 "workers on it, raise MemoryConfig.host_fraction, or set MemoryConfig(copies=0)",
                 host,
             )
-        self._workers.pace.cadence.sent(message.rank, message.seconds)
+        if not message.reason:
+            self._workers.pace.cadence.sent(message.rank, message.seconds)
         self._run.emit(
             e.SnapshotCopied(
                 at=self._run.clock.now(),

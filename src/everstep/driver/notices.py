@@ -36,6 +36,7 @@ class NoticesToWorkers:
         for stream in streams:
             if stream.assignment.slice in slices:
                 ranks.setdefault(stream.assignment.host, []).append(stream.assignment.rank)
-        now = self._clock.now()
-        deadline = min(self._deadlines.values(), default=now) - now + self._clock.wall()
-        self._propose(worker_messages.Preemption(int(deadline * 1000) if ranks else None, ranks))
+        # Also hosts are noticed, or were, that none of them is on.
+        first = min((self._deadlines[host] for host in ranks if host in self._deadlines), default=None)
+        at = None if first is None else int((first - self._clock.now() + self._clock.wall()) * 1000)
+        self._propose(worker_messages.Preemption(at, ranks))

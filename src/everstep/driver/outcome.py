@@ -47,7 +47,7 @@ class DriverOutcome:
         self.over.set()
 
     def breaks(self, error: BaseException) -> None:
-        self.broken = error
+        self.broken = self.broken or error  # what breaks because of it says less
         self.over.set()
 
     async def unless_over(self, work: Coroutine[Any, Any, None]) -> None:

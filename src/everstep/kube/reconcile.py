@@ -6,10 +6,12 @@ including those that the operator has just written and had acknowledged (``store
 The rules, for one worker group:
 
 - A replica lives and dies as one. A Pod of it that is broken, missing or on its way out takes the others
-along. - Its place is kept while its Pods are leaving, and is filled anew once they are gone. Pods that won't
-leave keep their index, and nothing else: the replacement takes another one. - Replicas are made whole, at the
-lowest free indices. - A healthy replica is only touched because the user asks for it: fewer replicas,
-``workersToDelete``, suspension, another ``numOfHosts`` (one replica at a time).
+  along.
+- Its place is kept while its Pods are leaving, and is filled anew once they are gone. Pods that won't leave
+  keep their index, and nothing else: the replacement takes another one.
+- Replicas are made whole, at the lowest free indices.
+- A healthy replica is only touched because the user asks for it: fewer replicas, ``workersToDelete``,
+  suspension, another ``numOfHosts`` (one replica at a time).
 """
 
 from __future__ import annotations

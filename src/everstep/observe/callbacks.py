@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,6 +22,25 @@ from everstep.observe.registry import LiveRun
 
 logger = logging.getLogger("everstep")
 
+_Key = tuple[Incarnation, int]
+"""Which report of which workers."""
+
+
+@dataclass
+class _Report:
+    """Until callbacks are told of it."""
+
+    metrics: dict[int, msgspec.Raw] = field(default_factory=dict)
+    """By rank."""
+    whole: bool = False
+    """All ranks have made it."""
+    saves: bool = False
+    """A checkpoint comes with it."""
+    settled: bool = False
+    """What has become of that is known."""
+    address: str | None = None
+    """Of the checkpoint, if it is committed."""
+
 
 class Callbacks:
     """An observer that passes everything on to the display, and calls the user's callbacks."""
@@ -35,8 +55,7 @@ class Callbacks:
         self._world = 0
         self._newest: dict[int, Incarnation] = {}
         """By replica group."""
-        self._pending: dict[tuple[Incarnation, int], dict[int, msgspec.Raw]] = {}
-        self._checkpoints: dict[tuple[Incarnation, int], str] = {}
+        self._pending: dict[_Key, _Report] = {}
         self._failures: dict[int, Exception] = {}
 
     def record(self, record: c.Record) -> None:
@@ -49,7 +68,7 @@ class Callbacks:
                     record.failure.rank, failure.host or "", failure.message, traceback=failure.traceback
                 ),
             )
-        moves_on = isinstance(record, c.PhaseChanged) and record.phase != "stopping"
+        moves_on = isinstance(record, c.PhaseChanged) and record.phase not in ("settling", "stopping")
         if self._failures and (moves_on or isinstance(record, c.RecoveryDecided)):
             failures, self._failures = self._failures, {}
             for callback in self._callbacks:
@@ -71,33 +90,52 @@ class Callbacks:
     def progress(self, rank: int, epoch: int, index: int, newest: NewReports) -> None:
         self._display.progress(rank, epoch, index, newest)
 
-    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
-        self._forget_before(of)
-        here = self._pending.setdefault((of, index), {})
-        here[rank] = metrics
-        if len(here) == (self._group_size or self._world):
-            del self._pending[(of, index)]
-            rows: list[dict[str, Any]] = [msgspec.msgpack.decode(here[r]) for r in sorted(here)]
-            address = self._checkpoints.pop((of, index), None)
-            options = self._context.run_config.storage_options
-            checkpoint = Checkpoint(address, storage_options=options) if address else None
-            for callback in self._callbacks:
-                self._call(callback, "after_report", self._context, rows, checkpoint)
-
-    def _forget_before(self, of: Incarnation) -> None:
-        """Forget reports that earlier incarnations of a group have not completed: they never will."""
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw, saves: bool) -> None:
         if self._newest.get(of.group) != of:
             self._newest[of.group] = of
-            for waiting in (self._pending, self._checkpoints):
-                for other, index in list(waiting):
-                    if other.group == of.group and other != of:
-                        del waiting[(other, index)]
+            self._give_up([key for key in self._pending if key[0].group == of.group])
+        report = self._pending.setdefault((of, index), _Report())
+        report.metrics[rank] = metrics
+        report.whole = len(report.metrics) == (self._group_size or self._world)
+        report.saves |= saves
+        self._tell_if_due((of, index))
 
     def committed(self, of: Incarnation, index: int, address: str) -> None:
         self._display.committed(of, index, address)
-        self._checkpoints[(of, index)] = address
+        self._settled((of, index), address)
+
+    def unsaved(self, of: Incarnation, index: int) -> None:
+        self._display.unsaved(of, index)
+        self._settled((of, index), None)
+
+    def _settled(self, key: _Key, address: str | None) -> None:
+        report = self._pending.get(key)  # None: no callback looks at reports, or this one had no metrics
+        if report is not None:
+            report.settled, report.address = True, address
+            self._tell_if_due(key)
+
+    def _tell_if_due(self, key: _Key) -> None:
+        report = self._pending[key]
+        if report.whole and (report.settled or not report.saves):
+            self._tell(self._pending.pop(key))
+
+    def _give_up(self, keys: list[_Key]) -> None:
+        """What these reports lack will never come."""
+        for key in keys:
+            report = self._pending.pop(key)
+            if report.whole:
+                self._tell(report)
+
+    def _tell(self, report: _Report) -> None:
+        ranks = sorted(report.metrics)
+        rows: list[dict[str, Any]] = [msgspec.msgpack.decode(report.metrics[rank]) for rank in ranks]
+        options = self._context.run_config.storage_options
+        checkpoint = Checkpoint(report.address, storage_options=options) if report.address else None
+        for callback in self._callbacks:
+            self._call(callback, "after_report", self._context, rows, checkpoint)
 
     def close(self) -> None:
+        self._give_up([*self._pending])
         self._display.close()
 
     def _call(self, callback: UserCallback, hook: str, *arguments: object) -> None:

@@ -93,7 +93,10 @@ class PlainDisplay:
     def progress(self, rank: int, epoch: int, index: int, newest: NewReports) -> None:
         pass
 
-    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw, saves: bool) -> None:
+        pass
+
+    def unsaved(self, of: Incarnation, index: int) -> None:
         pass
 
     def committed(self, of: Incarnation, index: int, address: str) -> None:

@@ -103,7 +103,10 @@ class LiveDisplay:
     def progress(self, rank: int, epoch: int, index: int, newest: NewReports) -> None:
         self._picture.reports.add(epoch, index, newest)
 
-    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw, saves: bool) -> None:
+        pass
+
+    def unsaved(self, of: Incarnation, index: int) -> None:
         pass
 
     def _note(self, news: News) -> None:

@@ -51,12 +51,18 @@ class Observer(Protocol):
         """
         ...
 
-    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw) -> None:
-        """One report of one rank, only where a callback looks at them."""
+    def reported(self, of: Incarnation, rank: int, index: int, metrics: msgspec.Raw, saves: bool) -> None:
+        """One report of one rank, only where a callback looks at them. ``saves``: a checkpoint comes
+        with it.
+        """
         ...
 
     def committed(self, of: Incarnation, index: int, address: str) -> None:
         """A checkpoint exists."""
+        ...
+
+    def unsaved(self, of: Incarnation, index: int) -> None:
+        """A report's checkpoint will never exist."""
         ...
 
     def close(self) -> None: ...

@@ -103,7 +103,10 @@ class Watching:
     def progress(self, rank: int, epoch: int, index: int, newest: object) -> None:
         pass
 
-    def reported(self, of: object, rank: int, index: int, metrics: object) -> None:
+    def reported(self, of: object, rank: int, index: int, metrics: object, saves: bool) -> None:
+        pass
+
+    def unsaved(self, of: object, index: int) -> None:
         pass
 
     def committed(self, of: object, index: int, address: str) -> None:

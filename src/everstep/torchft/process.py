@@ -40,20 +40,28 @@ class LighthouseProcess:
         self._start()
 
     def _start(self) -> None:
-        ours, theirs = os.pipe()
-        port, self._started = self._port, time.monotonic()
-        self.pid = subprocess.Popen(
-            [
-                sys.executable, "-m", "everstep.torchft.server",
-                self._address, str(port), json.dumps(self._options), str(os.getpid()),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            env={"RUST_LOG": "warn", **os.environ},  # otherwise it prints a line for every step
-        ).pid  # fmt: skip
-        os.close(theirs)
+        self._started = time.monotonic()
+        try:
+            ours, theirs = os.pipe()
+        except OSError:  # no descriptors are left just now
+            self.died()
+            return
         self._out = ours
-        asyncio.get_running_loop().add_reader(ours, self._read_port)
+        try:
+            self.pid = subprocess.Popen(
+                [
+                    sys.executable, "-m", "everstep.torchft.server",
+                    self._address, str(self._port), json.dumps(self._options), str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                env={"RUST_LOG": "warn", **os.environ},  # otherwise it prints a line for every step
+            ).pid  # fmt: skip
+            asyncio.get_running_loop().add_reader(ours, self._read_port)
+        except OSError:  # nor processes, or memory
+            self.died()
+        finally:
+            os.close(theirs)
 
     def _read_port(self) -> None:
         assert self._out is not None

@@ -44,7 +44,6 @@ class ActorLink:
         self.known = asyncio.Event()
         self.actor_process = (0, 0)
         """(pid, start time): an agent that nobody holds leaves once it has ended."""
-        """(pid, start time): an agent that nobody holds leaves once it has ended."""
         self.accelerators: dict[str, list[str]] = {}
         self.session = 0
         self.clock = HostClock()
