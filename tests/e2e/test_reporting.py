@@ -487,21 +487,20 @@ def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(tmp_path: Path) 
 
 
 def test_a_function_that_leaves_by_sys_exit_has_saved_what_it_reported(tmp_path: Path) -> None:
-    class Slowly:
-        def __call__(self, checkpoint: Checkpoint, name: str) -> Checkpoint:
-            (tmp_path / "begun").touch()
-            wait_for(lambda: (tmp_path / "left").exists())
+    def function() -> None:
+        leaving = threading.Event()
+
+        def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+            leaving.wait()
             return Checkpoint.from_directory(checkpoint.path)
 
-    def function() -> None:
         report(
             {"x": 1},
             checkpoint=save("last"),
             checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-            checkpoint_upload_fn=Slowly(),
+            checkpoint_upload_fn=upload,
         )
-        wait_for(lambda: (tmp_path / "begun").exists())
-        threading.Timer(0.5, (tmp_path / "left").touch).start()
+        threading.Timer(0.5, leaving.set).start()
         sys.exit(0)
 
     result = fit(function, tmp_path, workers=1)
@@ -516,7 +515,7 @@ def test_a_report_takes_a_checkpoint_or_a_state(tmp_path: Path) -> None:
     def function() -> None:
         report({}, checkpoint=save("x"), state=Nothing())  # type: ignore[arg-type]
 
-    with pytest.raises(TrainingFailedError, match="is given a checkpoint and a state; give the state"):
+    with pytest.raises(TrainingFailedError, match="is given a checkpoint and a state. Give the state"):
         fit(function, tmp_path, workers=1)
 
 
