@@ -63,13 +63,14 @@ class Checkpointing:
         committed = await self.commits.commit(command, metrics)
         self.validations.committing.discard(ready.folder)
         of = Incarnation(command.epoch, command.group, command.generation)
-        if not committed:
+        kept = self._run.history.checkpoints.get(ready.folder) if committed else None
+        if kept is None:  # it can't be committed, or better ones are kept in its place
             self._run.observer.unsaved(of, ready.index)
         else:
-            kept = self._run.history.checkpoints.get(ready.folder)
-            if kept is not None:
-                self._run.observer.committed(of, ready.index, kept.address(self._run.store))
-            self._states.saved()
+            self._run.observer.committed(of, ready.index, kept.address(self._run.store))
+            if kept.ref.state:
+                self._states.saved()
+        if committed:
             self.validations.look()
         if self._run.controller.phase is Phase.RUNNING:
             # Else its ranks are being ended, and stay where they are until then.
