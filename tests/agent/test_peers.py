@@ -249,6 +249,20 @@ def test_notes_that_are_damaged_say_nothing_of_files_and_end_no_agent(folder: Pa
     run(work())
 
 
+def test_what_was_fetched_takes_no_memory_once_its_worker_has_it(folder: Path) -> None:
+    async def work() -> None:
+        async with Host(folder / "a") as a, Host(folder / "b") as b:
+            a.take(0, AT, {OWN: b"own 0"})
+            b.peers.sources = {0: [a.source]}
+            found = await b.find(0, AT, [OWN])
+            assert isinstance(found, Slot)
+            b.peers.restored()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                _ = found.files[OWN].size
+
+    run(work())
+
+
 def test_what_one_worker_is_being_given_stays_when_another_has_all_it_wanted(folder: Path) -> None:
     async def work() -> None:
         async with Host(folder / "a") as a, Host(folder / "b") as b:

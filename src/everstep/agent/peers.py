@@ -238,8 +238,13 @@ class Peers:
         return slot.with_files(files)
 
     def restored(self) -> None:
-        """A worker has all that it wanted. What is being fetched for others is theirs first."""
-        self._begin(self._forget_fetched())
+        """A worker has all that it wanted, and needs the memory. What is being fetched for others is theirs
+        first.
+        """
+        if self._fetching.locked():
+            self._begin(self._forget_fetched())
+        else:
+            self._close_fetched()
 
     async def _forget_fetched(self) -> None:
         async with self._fetching:

@@ -220,7 +220,7 @@ def _called(function: Any, arguments: tuple[Any, ...], stopping: _Stopping) -> A
     try:
         value = function(*arguments)
     except SystemExit as error:
-        if os.getpid() == worker and (error.code or stopping.asked.is_set()):
+        if os.getpid() == worker and (stopping.asked.is_set() or error.code not in (None, 0)):
             raise
         code = _exit_code(error)
     except BaseException as error:

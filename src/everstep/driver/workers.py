@@ -244,9 +244,10 @@ class Results:
         """Why that can't be had, although the function returned something."""
 
     def returned(self, rank: int, message: worker_messages.Returned) -> None:
-        value, problem = _loaded(message)
-        if rank == 0 or (self.value is None and (value is not None or not self.problem)):
-            self.value, self.problem = value, problem
+        if rank == 0 or self.value is None:
+            value, problem = _loaded(message)
+            if rank == 0 or value is not None or not self.problem:
+                self.value, self.problem = value, problem
 
 
 def _loaded(message: worker_messages.Returned) -> tuple[Any, str]:
