@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -52,6 +53,10 @@ _TYPES = {
 _NAMES = {short: name for name, short in _TYPES.items()}
 _TREE = "$tree"
 """In an index: a part that is restored into the structure of the one that is there."""
+_IN_FLIGHT = 4
+"""Arrays that are on their way to their devices at once. For all together JAX would first take as much memory
+as they need once more: for a gigabyte on an H200 that made 0.1 s into 0.5 s.
+"""
 _REMEDY = (
     "give trees of jax.Arrays, numpy arrays, numbers and strings, or an object with state_dict() and "
     "load_state_dict()"
@@ -300,6 +305,8 @@ class _Loading:
         self._rank = rank % source.world_size
         self.own = source.index(self._rank)
         self._starts: dict[str, dict[str, int]] = {}
+        self._under_way: deque[Any] = deque()
+        """Arrays that may not be on their devices yet."""
 
     def array(self, name: str, like: Any) -> Any:
         """What was saved under this name, on the devices that ``like`` is on."""
@@ -327,7 +334,11 @@ class _Loading:
             # What is on the CPU may be the very memory that it was made of, and that is written over later.
             return numbers.copy() if _is_on_cpu(sharding) else numbers
 
-        return jax.make_array_from_callback(saved.global_shape, sharding, piece)
+        found = jax.make_array_from_callback(saved.global_shape, sharding, piece)
+        self._under_way.append(found)
+        if len(self._under_way) > _IN_FLIGHT:
+            self._under_way.popleft().block_until_ready()
+        return found
 
     def _numbers(self, name: str, wanted: Shard) -> Any:
         """To be read."""
