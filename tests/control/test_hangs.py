@@ -48,6 +48,9 @@ def blamed(*found: Finding, others: tuple[Finding, ...] | None = None) -> tuple[
         ({"usual_s": 100.0}, False),  # its steps take that long
         ({"lull_s": 60.0}, False),  # it was as still before, and went on
         ({"still_s": 0.0, "held_s": 25.0}, True),
+        ({"still_s": 0.0, "device_s": 25.0}, True),  # it spins until its GPU is done
+        ({"still_s": 0.0, "device_s": 5.0}, False),  # its GPU gets on
+        ({"stage": Stage.FIRST_STEP, "quiet_s": 700.0, "still_s": 0.0, "device_s": 650.0}, True),
         ({"state": ProcessState.TRACED}, False),
         ({"stage": Stage.FIRST_STEP}, False),
         ({"stage": Stage.FIRST_STEP, "quiet_s": 700.0, "still_s": 700.0}, True),
@@ -76,6 +79,38 @@ def test_a_stopped_process_is_to_blame_whatever_the_others_do() -> None:
 
 def test_a_c_call_that_keeps_pythons_lock_is_to_blame() -> None:
     assert blamed(waiting(0), rank(1, still_s=0.0, held_s=25.0), waiting(2)) == (1,)
+
+
+def on_gpu(number: int, **changes: Any) -> Finding:
+    """It spins until its GPU has done what it was given, which it doesn't."""
+    return rank(number, STILL, still_s=0.0, asleep_s=0.0, device_s=25.0, **changes)
+
+
+def test_a_gpu_that_never_finishes_is_to_blame_if_all_others_wait() -> None:
+    assert blamed(waiting(0), on_gpu(1), waiting(2)) == (1,)
+    verdict = judge((waiting(0), on_gpu(1)), LIMITS, None)
+    assert verdict is not None
+    assert "its GPU has not finished what it was given 25 s ago, at train.py:1" in verdict.why
+
+
+def test_a_gpu_that_waits_for_a_collective_is_not_to_blame() -> None:
+    asleep = rank(1)
+    assert blamed(on_gpu(0), asleep, waiting(2)) == (1,)
+    assert blamed(on_gpu(0, collectives=11), rank(1, collectives=10), on_gpu(2, collectives=11)) == (1,)
+    busy = rank(1, STEP)
+    assert blamed(on_gpu(0), busy, waiting(2)) is None
+    assert blamed(on_gpu(0, collectives=11), busy, on_gpu(2, collectives=11)) is None
+
+
+def test_a_gpu_whose_rank_is_a_collective_behind_is_to_blame() -> None:
+    assert blamed(on_gpu(0, collectives=11), on_gpu(1), on_gpu(2, collectives=11)) == (1,)
+
+
+def test_of_gpus_that_all_wait_in_one_collective_none_is_to_blame_until_nothing_explains_it() -> None:
+    assert blamed(on_gpu(0), on_gpu(1)) is None
+    for_long = {"quiet_s": 1000.0, "device_s": 1000.0}
+    still = [rank(number, STILL, still_s=0.0, asleep_s=0.0, **for_long) for number in (0, 1)]
+    assert blamed(*still) == (0, 1)
 
 
 def test_who_is_a_collective_behind_is_to_blame() -> None:

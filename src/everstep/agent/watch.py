@@ -136,6 +136,7 @@ class Watched:
             seen.allowed_s,
             seen.label,
             sorted(self._steps)[len(self._steps) // 2] if self._steps else 0.0,
+            min(seen.device_s, self._quiet),
         )
 
     def _usual(self) -> float:

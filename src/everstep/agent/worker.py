@@ -25,6 +25,7 @@ from everstep.errors import DamagedCheckpointError, LostSnapshotError, TooLargeE
 from everstep.health.vitals import Stage
 from everstep.process import kernel
 from everstep.process.current import enter
+from everstep.process.device_lag import DeviceLag
 from everstep.protocol import framing, wire, worker_messages
 from everstep.protocol.progress import Page, Progress
 from everstep.worker import session as sessions
@@ -165,7 +166,7 @@ def work(
             endpoint = link.rendezvous.get(timeout=spec.start_timeout_s).endpoint
         backend.join(member, endpoint, spec.start_timeout_s)
         joined = True
-        progress.keep_ticking(lambda: _collectives(backend, link))
+        progress.keep_ticking(lambda: _collectives(backend, link), DeviceLag().seconds)
         link.send(framing.frame(worker_messages.Joined()))
         enter(session)
         session.begin()

@@ -49,22 +49,28 @@ def is_overdue(vitals: Vitals, limits: Deadlines) -> bool:
         case Stage.PAUSE:
             return quiet >= (vitals.allowed_s or limits.hang_pause_s)
         case Stage.FIRST_STEP:
-            return still >= limits.hang_first_s
+            return max(still, vitals.device_s) >= limits.hang_first_s
         case Stage.RESTORE:
             return still >= limits.hang_restore_s
         case Stage.CHECKPOINT:
             return still >= max(limits.hang_checkpoint_s, _MARGIN * vitals.usual_s)
         case Stage.TRAINING:
             late = quiet >= vitals.usual_s + min(0.25 * vitals.usual_s, limits.hang_s / 2) + limits.hang_s / 4
-            dead = still >= max(limits.hang_s, _MARGIN * vitals.lull_s) or vitals.held_s >= limits.hang_s
+            dead = still >= max(limits.hang_s, _MARGIN * vitals.lull_s) or _is_kept(vitals, limits)
             return (late and dead) or _is_inexplicable(vitals, limits)
+
+
+def _is_kept(vitals: Vitals, limits: Deadlines) -> bool:
+    """Whether a C call keeps Python's lock, or a GPU doesn't finish what it was given. Both can look busy."""
+    return max(vitals.held_s, vitals.device_s) >= limits.hang_s
 
 
 def _is_inexplicable(vitals: Vitals, limits: Deadlines) -> bool:
     """Whether nothing that it may be doing takes so long, whatever its peers do."""
     if vitals.stage is not Stage.TRAINING or vitals.state is ProcessState.STOPPED:
         return True  # these stages have deadlines of their own
-    idle = vitals.still_s >= limits.hang_idle_s and vitals.quiet_s >= _FAR * vitals.usual_s
+    still = max(vitals.still_s, vitals.device_s)
+    idle = still >= limits.hang_idle_s and vitals.quiet_s >= _FAR * vitals.usual_s
     return idle or vitals.quiet_s >= limits.hang_busy_s + _MARGIN * vitals.usual_s
 
 
@@ -88,7 +94,7 @@ def judge(
         settled = {one.vitals.rank for one in hung} | returned
         return _verdict(behind) if all(one.vitals.rank in settled for one in behind) else None
     late = {one.vitals.rank for one in overdue}
-    return _stuck_by_itself(hung, found, late | returned) or _all_waiting(
+    return _stuck_by_itself(hung, found, late | returned, limits) or _all_waiting(
         overdue, found, limits, alone=others is None
     )
 
@@ -104,7 +110,7 @@ def _is_proven(one: Finding, found: Sequence[Finding], others: Sequence[Finding]
     # A loop that checks every second whether it may go on is the user's own, and may wait on purpose. A
     # library that waits, such as a data loader, waits for data that should be there.
     waits = one.place not in (StackPlace.WORKING, StackPlace.UNKNOWN)
-    stuck = waits or one.vitals.held_s >= limits.hang_s or one.vitals.asleep_s >= limits.hang_s
+    stuck = waits or _is_kept(one.vitals, limits) or one.vitals.asleep_s >= limits.hang_s
     return stuck and (
         any(_is_ahead(peer, one) for peer in found) or any(_gets_on(peer, limits) for peer in others)
     )
@@ -139,12 +145,16 @@ def _behind(found: Sequence[Finding], overdue: Sequence[Finding]) -> list[Findin
 
 
 def _stuck_by_itself(
-    hung: Sequence[Finding], found: Sequence[Finding], settled: set[int]
+    hung: Sequence[Finding], found: Sequence[Finding], settled: set[int], limits: Deadlines
 ) -> HangVerdict | None:
     """Those whose stack says that they don't wait for another rank."""
-    stuck = [one for one in hung if one.place in (StackPlace.WORKING, StackPlace.UNKNOWN)]
-    if stuck:
+    working = [one for one in hung if one.place in (StackPlace.WORKING, StackPlace.UNKNOWN)]
+    # What a GPU doesn't finish may be a collective: then it waits for a rank that has not begun it.
+    on_gpu = [one for one in working if one.vitals.device_s >= limits.hang_s]
+    if stuck := [one for one in working if one not in on_gpu]:
         return _verdict(stuck)
+    if on_gpu and all(one.vitals.rank in settled or one.place in _WAITS for one in found):
+        return _verdict(on_gpu)
     waiting = [one for one in hung if one.place is StackPlace.WAITING]
     others = [one for one in found if one.vitals.rank not in settled]
     # It may wait for one of these; not if they get on without it.
@@ -187,6 +197,10 @@ def _why(one: Finding) -> str:
         return f"{_no_progress(one)}: its process is stopped (SIGSTOP){at}"
     if vitals.held_s > vitals.quiet_s / 2:
         return f"{_no_progress(one)}: a C call has kept Python's lock for {vitals.held_s:.0f} s{at}"
+    if vitals.device_s > vitals.quiet_s / 2:
+        return (
+            f"{_no_progress(one)}: its GPU has not finished what it was given {vitals.device_s:.0f} s ago{at}"
+        )
     if vitals.state is ProcessState.BLOCKED:
         return f"{_no_progress(one)}: it is blocked in the kernel, which a disk or a network file can do{at}"
     return f"{_no_progress(one)}{at}"

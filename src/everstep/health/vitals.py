@@ -69,6 +69,8 @@ class Vitals(msgspec.Struct, frozen=True):
     """What it calls the pause."""
     step_s: float = 0.0
     """How long it takes from one report to the next, the median of the recent ones; 0: not known."""
+    device_s: float = 0.0
+    """Since its GPU was given something that it has not done yet. The main thread may spin meanwhile."""
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ class _Field(IntEnum):
     IN_SUBGROUPS = 7
     PLACE = 8
     ECHOES = 9
+    DEVICE_MS = 10
 
 
 def shared_memory() -> int:
@@ -164,17 +165,25 @@ class Progress:
         finally:
             page[_Field.PLACE] = before
 
-    def keep_ticking(self, collectives: Callable[[], tuple[int, int]]) -> None:
-        """Show from a thread of its own that Python code can run here, and count collectives: of all ranks,
-        and of some.
+    def keep_ticking(
+        self, collectives: Callable[[], tuple[int, int]], device_lag: Callable[[bool], float]
+    ) -> None:
+        """Show from a thread of its own that Python code can run here, count collectives (of all ranks, and
+        of some), and look how far accelerators are behind: ``device_lag`` is told whether training has made
+        progress since the last time.
         """
-        threading.Thread(target=self._tick, args=(collectives,), name="everstep-tick", daemon=True).start()
+        ticking = threading.Thread(
+            target=self._tick, args=(collectives, device_lag), name="everstep-tick", daemon=True
+        )
+        ticking.start()
 
-    def _tick(self, collectives: Callable[[], tuple[int, int]]) -> None:
-        page, never = self._page, threading.Event()
+    def _tick(self, collectives: Callable[[], tuple[int, int]], device_lag: Callable[[bool], float]) -> None:
+        page, never, marks = self._page, threading.Event(), -1
         while True:
             page[_Field.TICKS] += 1
             page[_Field.COLLECTIVES], page[_Field.IN_SUBGROUPS] = collectives()
+            before, marks = marks, Seen(page).marks
+            page[_Field.DEVICE_MS] = int(1000 * device_lag(marks != before))
             never.wait(TICK_S)
 
 
@@ -190,6 +199,7 @@ class Seen:
         self.main_thread = page[_Field.MAIN_THREAD]
         self.allowed_s = page[_Field.ALLOWED_MS] / 1000
         self.label = page.label
+        self.device_s = page[_Field.DEVICE_MS] / 1000
         self.place = _PLACES[page[_Field.PLACE]]
         """Where it waits for other ranks, if it does so in a function of Everstep's."""
 
