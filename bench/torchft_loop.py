@@ -44,7 +44,7 @@ def train_until_told(config: dict[str, Any]) -> None:
         optimizer.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),
         min_replica_size=1,
         load_state_dict=load_state_dict,
         state_dict=state_dict,

@@ -34,7 +34,7 @@ def train_fn_per_worker(config: dict):
 
     # [1] The groups meet here before every step. A group that comes back gets its state from one that stayed.
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),
         min_replica_size=1,
         load_state_dict=load_state_dict,
         state_dict=state_dict,

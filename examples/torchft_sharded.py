@@ -48,7 +48,7 @@ def train_fn_per_worker(config: dict):
     # [3] All groups begin with the same seed. Where they don't, leave init_sync out: the first step then
     # brings every rank the shards of one of them.
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),
         min_replica_size=1,
         load_state_dict=load_state_dict,
         state_dict=state_dict,

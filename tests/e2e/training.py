@@ -228,7 +228,7 @@ def torchft_steps(config: dict[str, Any]) -> str:
             return work
 
     manager = Dying(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)),
         min_replica_size=1,
         load_state_dict=load_state_dict,
         state_dict=state_dict,
