@@ -1,4 +1,4 @@
-"""``everstep stacks`` and ``logs`` on real runs."""
+"""``everstep stacks``, ``top`` and ``logs`` on real runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from everstep.cli.main import main
 from everstep.observe.registry import LiveRun, live_runs
+from nvml import DRIVER_NOT_LOADED, GIB, Gpu, StandIn, without_compiler
 from processes import LIMIT_S, wait_for
 
 SCRIPT = textwrap.dedent(
@@ -110,6 +111,39 @@ def test_top_shows_what_each_rank_does_and_uses(tmp_path: Path) -> None:
 def looked_at() -> str:
     wide = {"COLUMNS": "160"}
     return CliRunner(env=wide).invoke(main, ["top", "looked-at", "--once", "--every", "0.1"]).output
+
+
+@without_compiler
+def test_top_shows_the_gpus_that_each_rank_uses(tmp_path: Path) -> None:
+    nvml = StandIn(tmp_path / "nvml")
+    nobody = 2**22 + 1  # above every pid
+    with running(tmp_path) as run:
+        wait_for(lambda: looked_at().count("training") == 3, "the first report of every rank")
+        first, second, _ = (worker.pid for worker in sorted(run.workers, key=lambda worker: worker.rank))
+        nvml.reports(
+            Gpu(97, [(first, 70 * GIB, 97)]),
+            Gpu(90, [(first, GIB, 60), (second, 2 * GIB, 25), (nobody, GIB, 5)]),
+        )
+        head, *ranks = looked_at_with(nvml)
+        assert head.endswith("MEMORY   GPU GPU MEMORY")
+        assert len(head) <= 80
+        assert ranks[0].split()[-4:] == ["157", "%", "71.0", "GiB"], "of two GPUs"
+        assert ranks[1].split()[-4:] == ["25", "%", "2.0", "GiB"], "of one that it shares"
+        assert len(ranks[2].rstrip()) < head.index("GPU"), "of none"
+        without = looked_at().splitlines()[0]
+        nvml.reports(Gpu(90, [(nobody, GIB, 90)]))
+        assert looked_at_with(nvml)[0] == without, "none of theirs"
+        nvml.reports(Gpu(90, [(first, GIB, 90)]), init=DRIVER_NOT_LOADED)
+        assert looked_at_with(nvml)[0] == without
+
+
+def looked_at_with(nvml: StandIn) -> list[str]:
+    """By a process that finds the library where the system looks for it."""
+    command = [sys.executable, "-m", "everstep.cli.main", "top", "looked-at", "--once", "--every", "0.1"]
+    environment = {**os.environ, **nvml.environment, "COLUMNS": "80"}
+    return subprocess.run(
+        command, env=environment, capture_output=True, check=True, text=True
+    ).stdout.splitlines()
 
 
 def test_top_of_a_stopped_rank_says_so_and_a_missing_run_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from everstep.observe.registry import LiveRun, LiveWorker, forget_run, publish_r
 from everstep.observe.view import RunView
 from everstep.protocol.progress import Page as Memory, shared_memory
 from everstep.storage.store import open_store
+from nvml import GIB, UNKNOWN, Gpu, StandIn, without_compiler
 
 from .served import TOKEN, append, serving, write_live_run
 
@@ -367,6 +368,29 @@ def test_a_live_run_shows_what_its_workers_use(
             assert "GiB" in text_of(page, ".workers")
             append(live, records.Closed(30.0, "failed", "rank 0 was killed", None))
             page.wait_for("document.querySelector('section[aria-label=\"Workers now\"]').hidden")
+    finally:
+        forget_run("live")
+
+
+@without_compiler
+def test_a_live_run_shows_the_gpus_that_its_workers_use(
+    tmp_path: Path, browser: Browser, pages: list[Page], worker: subprocess.Popen[bytes]
+) -> None:
+    nvml = StandIn(tmp_path / "nvml")
+    live = write_live_run(tmp_path / "runs")
+    publish_run(LiveRun("live", str(live), os.getpid(), 1, [LiveWorker(0, worker.pid, "host-0", "slice-0")]))
+    try:
+        with nvml.in_this_process(), serving(tmp_path / "runs") as server:
+            pages.append(browser.open(f"{server.address}?run=live"))
+            page = pages[-1]
+            page.wait_for("document.querySelector('.workers td') !== null")
+            assert "GPU" not in text_of(page, ".workers"), "it uses none"
+            nvml.reports(Gpu(97, [(worker.pid, 70 * GIB, 97)]), Gpu(60, [(worker.pid, GIB, 60)]))
+            page.wait_for("document.querySelectorAll('.workers td').length === 10")
+            assert text_of(page, ".workers tr").split("\t")[-2:] == ["GPUs", "GPU memory"]
+            assert text_of(page, ".workers tbody tr").split("\t")[-2:] == ["157.0 %", "71.00 GiB"]
+            nvml.reports(Gpu(97, [(worker.pid, UNKNOWN, 97), (worker.pid + 1, UNKNOWN, 0)]), rates=3)
+            page.wait_for("document.querySelector('.workers td:last-child').textContent === '?'")
     finally:
         forget_run("live")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from everstep.observe.registry import LiveWorker
     from everstep.observe.usage import Usage
+    from everstep.process.gpus import GpuUse
     from everstep.protocol.stacks import Stacks
 
 _POLL_S = 0.5
@@ -193,9 +194,9 @@ def _print(path: Path, data: bytes) -> None:
 def top(run: str, every: float, once: bool) -> None:
     """How fast the workers of a run are, and what they use.
 
-    Reports, collectives, processors and memory of each. RUN is the name of a run on this machine (see
-    `everstep ps`). Workers on other machines are left out. A worker's figures are those of all processes that
-    it has started. Ends with Ctrl+C, or with the run.
+    Reports, collectives, processors, memory and NVIDIA GPUs of each. RUN is the name of a run on this machine
+    (see `everstep ps`). Workers on other machines are left out. A worker's figures are those of all processes
+    that it has started. Ends with Ctrl+C, or with the run.
     """
     from rich.console import Console
     from rich.live import Live
@@ -230,11 +231,14 @@ def _usage_table(rows: list[Usage], elsewhere: int) -> Table:
     from everstep.process.sizes import in_units
 
     table = Table(box=None, pad_edge=False, caption=_elsewhere(elsewhere), caption_justify="left")
+    with_gpus = any(row.gpu is not None for row in rows)
+    table.collapse_padding = with_gpus  # so that 80 columns are enough
     # On one host it is the same in every row, and 80 columns are too few.
     several = len({row.worker.host for row in rows}) > 1
     for head in ("RANK", *(("SLICE", "HOST") if several else ()), "DOING"):
         table.add_column(head, no_wrap=True)
-    for head in ("REPORTS", "REPORTS/S", "COLLECTIVES/S", "CPU", "MEMORY"):
+    on_gpus = ("GPU", "GPU MEMORY") if with_gpus else ()
+    for head in ("REPORTS", "REPORTS/S", "COLLECTIVES/S", "CPU", "MEMORY", *on_gpus):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -246,8 +250,20 @@ def _usage_table(rows: list[Usage], elsewhere: int) -> Table:
             f"{row.collectives_per_s:.1f}",
             f"{100 * row.processors:.0f} %",
             in_units(row.memory),
+            *(_on_gpus(row.gpu) if with_gpus else ()),
         )
     return table
+
+
+def _on_gpus(use: GpuUse | None) -> tuple[str, str]:
+    from everstep.process.sizes import in_units
+
+    if use is None:
+        return "", ""
+    return (
+        f"{100 * use.busy:.0f} %" if use.busy is not None else "?",
+        in_units(use.memory) if use.memory is not None else "?",
+    )
 
 
 def _elsewhere(workers: int) -> str | None:

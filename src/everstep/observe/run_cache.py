@@ -142,6 +142,7 @@ def _plain(row: usage.Usage) -> dict[str, Any]:
         "rate": row.reports_per_s,
         "processors": row.processors,
         "memory": row.memory,
+        "gpus": row.gpu._asdict() if row.gpu is not None else None,
     }
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.observe.registry import LiveWorker
-from everstep.process import kernel
+from everstep.process import gpus, kernel
+from everstep.process.gpus import GpuUse
 from everstep.protocol.progress import Seen, page_of
 
 _STATES = {"T": "stopped", "t": "traced", "D": "blocked in the kernel"}
@@ -30,6 +31,8 @@ class UsageSample:
     """Of processor, with all that it has started."""
     memory: int
     """Bytes resident, with all that it has started."""
+    gpu: GpuUse | None
+    """Of GPUs, with all that it has started. None if it uses none that can be seen."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,14 @@ class Usage:
     processors: float
     """How many it kept busy."""
     memory: int
+    gpu: GpuUse | None
 
 
 def sample(workers: Sequence[LiveWorker]) -> dict[int, UsageSample]:
     """By rank. Workers on other machines, and those that are gone, are left out."""
     here = [worker for worker in workers if worker.alive]
     used = kernel.used_by([worker.pid for worker in here])
+    on_gpus = gpus.used_by({pid: family.processes for pid, family in used.items()})
     found = {}
     for worker in here:
         seen = _seen(worker.pid)
@@ -64,6 +69,7 @@ def sample(workers: Sequence[LiveWorker]) -> dict[int, UsageSample]:
             seen.collectives,
             family.seconds,
             sum(map(_resident, family.processes)),
+            on_gpus.get(worker.pid),
         )
     return found
 
@@ -86,6 +92,7 @@ def between(before: dict[int, UsageSample], now: dict[int, UsageSample]) -> list
                 (new.collectives - old.collectives) / span,
                 max(0.0, new.seconds - old.seconds) / span,
                 new.memory,
+                new.gpu,
             )
         )
     return found

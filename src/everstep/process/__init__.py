@@ -1,1 +1,3 @@
-"""What any process of ours knows of itself: what the kernel offers, its session, where its time goes."""
+"""What any process of ours knows of itself: what the kernel offers, its session, where its time goes, and
+what GPUs are used for.
+"""

@@ -63,7 +63,12 @@ class RunPage {
   fillUsage({ workers, elsewhere }) {
     this.usage.hidden = !workers.length || this.state !== "running";
     const heads = [["rank", "number"], ["slice"], ["host"], ["doing"], ["reports", "number"], ["reports a second", "number"], ["processors", "number"], ["memory", "number"]];
-    const rows = workers.map((each) => [each.rank, each.slice, each.host, each.doing, number(each.reports), each.rate.toFixed(1), percent(each.processors), `${(each.memory / 2 ** 30).toFixed(2)} GiB`]);
+    const size = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`, or = (value, text) => isNumber(value) ? text(value) : "?";
+    const rows = workers.map((each) => [each.rank, each.slice, each.host, each.doing, number(each.reports), each.rate.toFixed(1), percent(each.processors), size(each.memory)]);
+    if (workers.some((each) => each.gpus)) {
+      heads.push(["GPUs", "number"], ["GPU memory", "number"]);
+      workers.forEach(({ gpus }, at) => rows[at].push(gpus ? or(gpus.busy, percent) : "", gpus ? or(gpus.memory, size) : ""));
+    }
     const more = elsewhere ? [make("p", { class: "muted" }, `${plural(elsewhere, "worker")} on other machines, or just gone.`)] : [];
     this.usage.replaceChildren(make("h2", null, "Workers now"), make("div", { class: "workers" }, table(heads, rows, "What each worker does and uses")), ...more);
   }
