@@ -22,11 +22,12 @@ from everstep.journal import journal
 from everstep.journal.history import History, read_history
 from everstep.observe.registry import hosts_of, live_runs
 from everstep.process import kernel
-from everstep.sim.rules import worker_seconds
 from everstep.storage.restore import verify
 from everstep.storage.store import Store, open_store
 from processes import ours, wait_for
 from storage.server import S3Server
+
+from .ledgers import check_ledger
 
 TARGETS = ("driver", "agent", "worker", "uploading worker", "everything")
 
@@ -55,8 +56,7 @@ def check(run: Store, rng: random.Random) -> set[str]:
     some = {*rng.sample(committed, min(5, len(committed))), *([newest.ref.folder] if newest else [])}
     for folder in some:
         verify(run.child(folder))
-    charged, spent = sum(history.ledger.until().total.values()), worker_seconds(found)
-    assert charged == pytest.approx(spent, rel=1e-3), "each second of a worker is in the ledger, once"
+    check_ledger(found)
     folders = set(run.folders())
     assert set(committed) <= folders, f"missing: {set(committed) - folders}"
     return set(committed)

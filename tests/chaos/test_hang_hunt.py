@@ -1,6 +1,6 @@
 """Hangs of every kind at random steps of random ranks: the right rank is named, and training goes on.
 
-One by default; ``make soak`` runs 400.
+And each second of each worker is in the run's ledger, once. One by default; ``make soak`` runs 400.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from e2e.test_hangs import BARE_TORCH, QUICK, hangs, recoveries
 from everstep import FailureConfig, RunConfig, ScalingConfig, Trainer
 from everstep.failures import Kind
 from everstep.jax import JaxTrainer
+from everstep.journal import journal
+
+from .ledgers import check_ledger
 
 _ALONE = ["sleep", "stop_itself", "keep_the_lock", "spin_in_c", "wait_for_a_child"]
 KINDS: list[tuple[Any, Any, str]] = [
@@ -50,4 +53,5 @@ def test_a_hang_of_any_kind_is_blamed_on_its_rank(tmp_path: Path, rng: random.Ra
     (recovery,) = recoveries(tmp_path)
     assert recovery.cause is not None
     assert recovery.cause.kind is Kind.HANG
+    check_ledger([*journal.read(tmp_path / "hangs")])
     print(f"named after {recovery.detect_s:.1f} s")
