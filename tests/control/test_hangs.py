@@ -102,6 +102,39 @@ def test_a_gpu_that_waits_for_a_collective_is_not_to_blame() -> None:
     assert blamed(on_gpu(0, collectives=11), busy, on_gpu(2, collectives=11)) is None
 
 
+@pytest.mark.parametrize(
+    ("peer", "culprits"),
+    [
+        (rank(1, asleep_s=0.0), None),  # a loop of the user's, which may wait on purpose
+        (rank(1, place=StackPlace.WAITING), (1,)),  # a data loader that is stuck
+    ],
+)
+def test_a_gpu_that_may_wait_for_a_rank_that_is_late_itself_is_not_to_blame(
+    peer: Finding, culprits: tuple[int, ...] | None
+) -> None:
+    assert blamed(on_gpu(0), peer, waiting(2)) == culprits
+
+
+def test_of_ranks_that_are_behind_those_whose_gpu_may_wait_for_the_others_are_not_to_blame() -> None:
+    ahead = rank(1, STILL, StackPlace.REPORT, reports=11)
+    assert blamed(on_gpu(0), ahead, rank(2)) == (2,)
+    assert blamed(on_gpu(0), ahead) == (0,)
+
+
+def test_a_gpu_that_may_wait_for_another_group_is_not_to_blame() -> None:
+    busy = rank(1, still_s=0.0, asleep_s=0.0)
+    assert blamed(on_gpu(0), others=(waiting(2), busy)) is None
+    assert blamed(on_gpu(0), others=(waiting(2), rank(1, STEP))) == (0,)
+    assert blamed(on_gpu(0), others=(waiting(2), on_gpu(1))) == (0,)
+
+
+def test_a_gpu_is_to_blame_for_what_nothing_explains_whatever_the_others_do() -> None:
+    long = {"quiet_s": 5000.0, "device_s": 5000.0}
+    assert blamed(on_gpu(0), rank(1, STEP)) is None
+    assert blamed(rank(0, still_s=0.0, asleep_s=0.0, **long), rank(1, STEP)) == (0,)
+    assert blamed(rank(0, stage=Stage.PAUSE, **long), rank(1, STEP)) == (0,)
+
+
 def test_a_gpu_whose_rank_is_a_collective_behind_is_to_blame() -> None:
     assert blamed(on_gpu(0, collectives=11), on_gpu(1), on_gpu(2, collectives=11)) == (1,)
 

@@ -21,11 +21,23 @@ DRIVER = r"""
 #include <stdint.h>
 #include <string.h>
 static char *known[1000]; static size_t sizes[1000];
-int registered, largest, fails, registers = 1, current;
+int registered, largest, fails, registers = 1, current, unregisters = 1, lost;
+static void *stack[10] = {(void *)7}; static int top;  /* what the thread uses itself is 7 */
+int others(void) { return top == 0 && stack[0] == (void *)7; }
 int cuInit(unsigned flags) { return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal > 1; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &current; return 0; }
-int cuCtxSetCurrent(void *context) { current = context == &current; return 0; }
+int cuCtxPushCurrent_v2(void *context) {
+    if (lost) return 4;
+    stack[++top] = context;
+    current = context == &current;
+    return 0;
+}
+int cuCtxPopCurrent_v2(void **context) {
+    *context = stack[top--];
+    current = stack[top] == &current;
+    return 0;
+}
 int cuStreamCreate(void **stream, unsigned flags) { *stream = &registered; return 0; }
 int cuStreamSynchronize(void *stream) { return stream != &registered; }
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
@@ -34,6 +46,7 @@ int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
     return 0;
 }
 int cuMemHostUnregister(void *address) {
+    if (!unregisters || !current) return 1;
     for (int i = 0; i < registered; i++)
         if (known[i] == address) { known[i] = known[--registered]; sizes[i] = sizes[registered]; return 0; }
     return 1;
@@ -110,6 +123,28 @@ def test_where_the_driver_refuses_jax_copies_or_the_driver_does_so_more_slowly(
     segment, _, held_s = put(gpu)
     assert held_s > 0
     assert variable(driver, "largest").value == (0 if refuses == "copies" else cuda.PIECE)
+    segment.close()
+
+
+def test_a_thread_goes_on_with_the_gpu_that_it_has_chosen_itself(driver: ctypes.CDLL) -> None:
+    gpu = cuda.Gpu(driver, 1)
+    assert driver.others()
+    segment, found, _ = put(gpu)
+    assert driver.others()
+    found.clear()
+    segment.close()
+    assert driver.others()
+
+
+@pytest.mark.parametrize(("trouble", "value"), [("unregisters", 0), ("lost", 1)])
+def test_memory_goes_also_if_the_driver_has_lost_its_gpu(
+    driver: ctypes.CDLL, trouble: str, value: int
+) -> None:
+    gpu = cuda.Gpu(driver, 0)
+    segment, found, _ = put(gpu)
+    found.clear()
+    variable(driver, trouble).value = value
+    segment.resize(segment.size)
     segment.close()
 
 

@@ -71,7 +71,20 @@ def _is_inexplicable(vitals: Vitals, limits: Deadlines) -> bool:
         return True  # these stages have deadlines of their own
     still = max(vitals.still_s, vitals.device_s)
     idle = still >= limits.hang_idle_s and vitals.quiet_s >= _FAR * vitals.usual_s
-    return idle or vitals.quiet_s >= limits.hang_busy_s + _MARGIN * vitals.usual_s
+    return idle or _is_busy_for_too_long(vitals, limits)
+
+
+def _is_busy_for_too_long(vitals: Vitals, limits: Deadlines) -> bool:
+    return vitals.quiet_s >= limits.hang_busy_s + _MARGIN * vitals.usual_s
+
+
+def _may_wait_on_gpu(vitals: Vitals, limits: Deadlines) -> bool:
+    """Whether its GPU doesn't finish something that may be a collective: then it waits for a rank that has
+    not begun it.
+    """
+    if vitals.stage is Stage.TRAINING and _is_busy_for_too_long(vitals, limits):
+        return False  # for so long, nobody waits
+    return vitals.stage in (Stage.TRAINING, Stage.FIRST_STEP) and vitals.device_s >= limits.hang_s
 
 
 def judge(
@@ -92,9 +105,11 @@ def judge(
     if behind:
         # Others wait for those that are behind. If one of them may be at work, there is nothing to blame.
         settled = {one.vitals.rank for one in hung} | returned
-        return _verdict(behind) if all(one.vitals.rank in settled for one in behind) else None
+        if not all(one.vitals.rank in settled for one in behind):
+            return None
+        return _verdict([one for one in behind if not _may_wait_on_gpu(one.vitals, limits)] or behind)
     late = {one.vitals.rank for one in overdue}
-    return _stuck_by_itself(hung, found, late | returned, limits) or _all_waiting(
+    return _stuck_by_itself(hung, found, others or (), late | returned, limits) or _all_waiting(
         overdue, found, limits, alone=others is None
     )
 
@@ -145,22 +160,31 @@ def _behind(found: Sequence[Finding], overdue: Sequence[Finding]) -> list[Findin
 
 
 def _stuck_by_itself(
-    hung: Sequence[Finding], found: Sequence[Finding], settled: set[int], limits: Deadlines
+    hung: Sequence[Finding],
+    found: Sequence[Finding],
+    others: Sequence[Finding],
+    settled: set[int],
+    limits: Deadlines,
 ) -> HangVerdict | None:
     """Those whose stack says that they don't wait for another rank."""
-    working = [one for one in hung if one.place in (StackPlace.WORKING, StackPlace.UNKNOWN)]
-    # What a GPU doesn't finish may be a collective: then it waits for a rank that has not begun it.
-    on_gpu = [one for one in working if one.vitals.device_s >= limits.hang_s]
-    if stuck := [one for one in working if one not in on_gpu]:
+    on_gpu = [one for one in hung if one.place not in _WAITS and _may_wait_on_gpu(one.vitals, limits)]
+    alone = [one for one in hung if one not in on_gpu]
+    if stuck := [one for one in alone if one.place in (StackPlace.WORKING, StackPlace.UNKNOWN)]:
         return _verdict(stuck)
-    if on_gpu and all(one.vitals.rank in settled or one.place in _WAITS for one in found):
-        return _verdict(on_gpu)
-    waiting = [one for one in hung if one.place is StackPlace.WAITING]
-    others = [one for one in found if one.vitals.rank not in settled]
+    waiting = [one for one in alone if one.place is StackPlace.WAITING]
+    unsettled = [one for one in found if one.vitals.rank not in settled]
     # It may wait for one of these; not if they get on without it.
-    if waiting and all(one.vitals.quiet_s <= one.vitals.usual_s for one in others):
+    if waiting and all(one.vitals.quiet_s <= one.vitals.usual_s for one in unsettled):
         return _verdict(waiting)
+    # Likewise what a GPU waits for. A rank that only gets on may have yet to begin it.
+    here = all(one in on_gpu or one.place in _WAITS or one.vitals.stage is Stage.RETURNED for one in found)
+    if on_gpu and here and all(_gets_on(one, limits) or _is_late_on_gpu(one, limits) for one in others):
+        return _verdict(on_gpu)
     return None
+
+
+def _is_late_on_gpu(one: Finding, limits: Deadlines) -> bool:
+    return is_overdue(one.vitals, limits) and _may_wait_on_gpu(one.vitals, limits)
 
 
 def _all_waiting(

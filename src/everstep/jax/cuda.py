@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -39,8 +41,8 @@ class Gpu:
         self._call("cuDeviceGet", ctypes.byref(device), ordinal)
         # The one that JAX uses, too. It goes with the process.
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
-        self._enter()
-        self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+        with self._chosen():
+            self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
         self._registered: dict[Segment, list[int]] = {}
         """Addresses of chunks that the driver knows of."""
 
@@ -49,26 +51,31 @@ class Gpu:
         if found:
             raise CudaError(f"{name} returned {found}")
 
-    def _enter(self) -> None:
-        """A thread has to say which GPU it means."""
-        self._call("cuCtxSetCurrent", self._context)
+    @contextmanager
+    def _chosen(self) -> Iterator[None]:
+        """A thread has to say which GPU it means. Training's own thread may mean another one after this."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def bring(self, source: int, segment: Segment, start: int, size: int) -> None:
         """From the GPU's memory into a segment. Returns once it is there."""
-        self._enter()
-        address = self._register(segment)
-        end = start + size
-        while start < end:
-            stop = min(end, (start // PIECE + 1) * PIECE)
-            self._call(
-                "cuMemcpyDtoHAsync_v2",
-                ctypes.c_void_p(address + start),
-                ctypes.c_uint64(source),
-                ctypes.c_size_t(stop - start),
-                self._stream,
-            )
-            self._call("cuStreamSynchronize", self._stream)
-            source, start = source + stop - start, stop
+        with self._chosen():
+            address = self._register(segment)
+            end = start + size
+            while start < end:
+                stop = min(end, (start // PIECE + 1) * PIECE)
+                self._call(
+                    "cuMemcpyDtoHAsync_v2",
+                    ctypes.c_void_p(address + start),
+                    ctypes.c_uint64(source),
+                    ctypes.c_size_t(stop - start),
+                    self._stream,
+                )
+                self._call("cuStreamSynchronize", self._stream)
+                source, start = source + stop - start, stop
 
     def _register(self, segment: Segment) -> int:
         """Returns where the segment is. What the driver won't know of is copied more slowly, that's all."""
@@ -93,9 +100,12 @@ class Gpu:
         return address
 
     def _forget(self, segment: Segment) -> None:
-        self._enter()
-        for address in self._registered.pop(segment):
-            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+        """A driver that refuses has lost its GPU: then there is nothing left to forget."""
+        known = self._registered.pop(segment)
+        with suppress(CudaError), self._chosen():
+            for address in known:
+                with suppress(CudaError):
+                    self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
 
 def _address(memory: mmap.mmap) -> int:

@@ -54,15 +54,18 @@ def sample(workers: Sequence[LiveWorker]) -> dict[int, UsageSample]:
     """By rank. Workers on other machines, and those that are gone, are left out."""
     here = [worker for worker in workers if worker.alive]
     used = kernel.used_by([worker.pid for worker in here])
+    at = time.monotonic()
+    pages = {worker.pid: _seen(worker.pid) for worker in here}
+    # Last: the driver may take seconds to answer, in which workers get on.
     on_gpus = gpus.used_by({pid: family.processes for pid, family in used.items()})
     found = {}
     for worker in here:
-        seen = _seen(worker.pid)
+        seen = pages[worker.pid]
         family = used.get(worker.pid)
         if seen is None or family is None:
             continue
         found[worker.rank] = UsageSample(
-            time.monotonic(),
+            at,
             worker,
             _doing(worker, seen),
             seen.reports,
