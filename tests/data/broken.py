@@ -52,7 +52,10 @@ def function(config: dict[str, Any]) -> None:
             Path(folder, f"seen-{rank}.json").write_text(json.dumps(seen))
             saved = Checkpoint.from_directory(folder)
         train.report({"step": step.number}, checkpoint=saved)
-    Path(config["scratch"], f"seen-{rank}.json").write_text(json.dumps(seen))
+    # Of its own: workers may end while there is no driver, and of others there may be more.
+    own = Path(config["scratch"], str(context.get_attempt()))
+    own.mkdir(parents=True, exist_ok=True)
+    (own / f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
 def seen_in(folder: Path) -> list[list[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,6 @@ class Broken:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
-        (folder / "scratch").mkdir()
 
     def start(self, workers: int) -> subprocess.Popen[bytes]:
         settings = {
@@ -33,8 +31,6 @@ class Broken:
             "scratch": str(self.folder / "scratch"),
             "storage": str(self.folder / "runs"),
         }
-        shutil.rmtree(self.folder / "scratch")
-        (self.folder / "scratch").mkdir()
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
@@ -74,7 +70,8 @@ class Broken:
 
     def seen(self) -> list[list[int]]:
         """The samples of each step, in the order of its micro-batches."""
-        rows = sorted((step, at, ids) for step, at, ids in seen_in(self.folder / "scratch"))
+        last = max((self.folder / "scratch").iterdir(), key=lambda attempt: int(attempt.name))
+        rows = sorted((step, at, ids) for step, at, ids in seen_in(last))
         steps: list[list[int]] = [[] for _ in range(1 + rows[-1][0])]
         for step, _, ids in rows:
             steps[step] += ids
