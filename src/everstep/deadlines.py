@@ -88,6 +88,11 @@ class Deadlines:
     """After this long, a warning names what an uncommitted checkpoint waits for. Raise it if uploads normally
     take longer.
     """
+    memory_wait_s: float = 600.0
+    """How long a run that has too few hosts left keeps those that have its state in memory, while it waits
+    for others. Then it gives them back, and goes on from storage later. Raise it where hosts are replaced
+    more slowly than checkpoints are written; lower it if several runs share hosts that are scarce.
+    """
     capacity_log_s: float = 30.0
     """How often a waiting run says again what it waits for. Raise it for shorter logs."""
     hang_s: float = 24.0

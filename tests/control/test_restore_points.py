@@ -117,6 +117,44 @@ def test_a_host_that_is_lost_with_the_one_that_has_its_copies_is_restored_from_s
     assert hands.last(c.Recovered).state_from.startswith("storage, e1-g0-k1, ")
 
 
+def waits_with_a_copy() -> Hands:
+    """One of two hosts is lost, the other has the state of both, and there is no third."""
+    settings = Settings(workers_min=2, workers_max=2, max_failures=-1, snapshot_copies=1)
+    hands = Hands(settings, views("a", "b"))
+    hands.checkpoint(1)
+    copy(hands, 2)
+    for rank, host in enumerate(("b.0", "a.0")):
+        hands.tell(e.SnapshotCopied(at=0.0, host=host, rank=rank, snapshot=At(1, 2)))
+    hands.lose("a.0")
+    assert hands.phases[-1] == "waiting"
+    return hands
+
+
+def test_a_run_that_waits_for_a_host_keeps_those_that_have_its_state() -> None:
+    hands = waits_with_a_copy()
+    assert [r.slices for r in hands.all(c.Release)] == [("a",)]
+    hands.pass_time(60.0)
+    hands.capacity(*views("c"))
+    start = hands.last(c.StartWorkers)
+    assert (start.epoch, start.snapshot, start.sources) == (2, At(1, 2), ((0, ("b.0",)), (1, ("b.0",))))
+
+
+def test_it_does_not_keep_them_for_ever() -> None:
+    hands = waits_with_a_copy()
+    hands.pass_time(hands.settings.deadlines.memory_wait_s)
+    assert [r.slices for r in hands.all(c.Release)] == [("a",), ("b",)]
+    hands.capacity(*views("c"))
+    start = hands.last(c.StartWorkers)
+    assert (start.epoch, start.snapshot, start.checkpoint) == (2, None, "e1-g0-k1")
+
+
+def test_a_run_that_waits_without_any_state_in_memory_keeps_no_host() -> None:
+    hands = Hands(Settings(workers_min=2, workers_max=2, max_failures=-1), views("a", "b"))
+    hands.checkpoint(1)
+    hands.lose("a.0")
+    assert [r.slices for r in hands.all(c.Release)] == [("a",), ("b",)]
+
+
 def test_a_snapshot_that_can_not_be_restored_is_not_tried_again() -> None:
     hands = two()
     hands.checkpoint(1)

@@ -194,6 +194,7 @@ TIMED_OUT: dict[e.TimerName, Callable[[Run, Any], None]] = {
     e.TimerName.KILL: hosts.unresponsive,
     e.TimerName.UPLOAD: recovery.stop_waiting_for_uploads,
     e.TimerName.SAY_SHORTAGE: starting.say_shortage,
+    e.TimerName.REMEMBER: starting.place,
     e.TimerName.EXAMINE: workers.conclude,
     e.TimerName.LAST_CHECKPOINT: lambda run, _: ending.stop_now(run),
     e.TimerName.MIGRATE: lambda run, _: moving.review_notices(run),

@@ -275,6 +275,7 @@ class TimerName(enum.StrEnum):
     BOUNDARY = "boundary"
     LAST_CHECKPOINT = "last checkpoint"
     SAY_SHORTAGE = "say shortage"
+    REMEMBER = "remember"
     EXAMINE = "examine"
 
 

@@ -187,8 +187,7 @@ class Run:
     def send_verdicts(self, verdicts: Sequence[Verdict | Transfer]) -> None:
         """To ranks and hosts: what becomes of their snapshots."""
         for one in verdicts:
-            is_verdict = isinstance(one, Verdict)
-            self.do(c.KeepSnapshot(self.epoch, *one) if is_verdict else c.CopySnapshot(*one))
+            self.do(c.KeepSnapshot(self.epoch, *one) if isinstance(one, Verdict) else c.CopySnapshot(*one))
 
     def stop_workers(self, by: Waiting, groups: Iterable[int], grace_s: float) -> bool:
         """Tell the workers of these groups that may still run to end, once. Whether all are gone."""

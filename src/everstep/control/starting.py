@@ -13,7 +13,7 @@ from everstep.control.restart import NewPlace, Restart
 from everstep.control.run import Run
 from everstep.control.table import Phase
 from everstep.topology.placement import Assignment, assign_ranks
-from everstep.topology.slices import SliceName
+from everstep.topology.slices import HostId, SliceName
 from everstep.wording import named
 
 # ---------------------------------------------------------------------- the place
@@ -23,18 +23,21 @@ def place(run: Run, restart: Restart) -> None:
     """Find hosts, and reserve what isn't held. Called again whenever capacity changed."""
     run.withdraw(restart.reservation)
     restart.place = NewPlace()
-    _release_unused(run, restart, run.fleet.broken)
+    _release_unused(run, restart, run.fleet.broken, set())
     taken = run.used_by_others(restart)
     restart.choose(_assign_all(run) if restart.full else assign_again(run, restart.groups, taken))
-    _release_unused(run, restart, run.fleet.held)
     if restart.place.assignments:
         run.enter_stage(restart, Phase.PLACING)
         restart.stop_waiting()
-        missing = restart.place.slices - run.fleet.held
-        restart.reservation = run.reserve(missing).key if missing else None
     elif restart.stage is not Phase.WAITING:
         run.enter_stage(restart, Phase.WAITING)
+        restart.due[e.TimerName.REMEMBER] = run.now + run.settings.deadlines.memory_wait_s
         say_shortage(run, restart)
+    # Not for ever: others may need what the state that it will start from is in.
+    remembering = run.saved.snapshots.hosts if e.TimerName.REMEMBER in restart.due else set()
+    _release_unused(run, restart, run.fleet.held, remembering)
+    missing = restart.place.slices - run.fleet.held
+    restart.reservation = run.reserve(missing).key if missing else None
 
 
 def _assign_all(run: Run) -> tuple[Assignment, ...]:
@@ -49,20 +52,18 @@ def assign_again(run: Run, groups: Collection[int], taken: Collection[SliceName]
     return run.fleet.place_again(moving, everyone, taken, run.now)
 
 
-def _release_unused(run: Run, restart: Restart, slices: Collection[SliceName]) -> None:
-    """Give back those of these slices that nobody uses, and nothing is being uploaded from."""
+def _release_unused(run: Run, restart: Restart, slices: set[SliceName], needed: set[HostId]) -> None:
+    """Give back those of these slices that nobody uses, nothing is being uploaded from and nobody needs."""
     uploading = run.uploading(restart.groups) if restart.waits_for_uploads else frozenset()
-    busy = {host.slice for host in run.fleet.hosts.values() if host.id in uploading}
-    run.release(set(slices) - run.used_by_others(restart) - restart.place.slices - busy)
+    busy = {host.slice for host in run.fleet.hosts.values() if host.id in uploading.union(needed)}
+    run.release(slices - run.used_by_others(restart) - restart.place.slices - busy)
 
 
 def say_shortage(run: Run, restart: Restart) -> None:
-    if restart.full:
-        message = f"need room for at least {run.settings.start_min} workers; {run.fleet.shortage()}"
-    else:
-        groups = named("replica group", sorted(restart.groups))
-        message = f"need room for {groups}; {run.fleet.shortage(run.used_by_others(restart))}"
-    run.do(c.Waiting(run.now, run.settings.start_min, message))
+    groups = named("replica group", sorted(restart.groups))
+    who = f"at least {run.settings.start_min} workers" if restart.full else groups
+    shortage = run.fleet.shortage(run.used_by_others(restart))
+    run.do(c.Waiting(run.now, run.settings.start_min, f"need room for {who}; {shortage}"))
     restart.due[e.TimerName.SAY_SHORTAGE] = run.now + run.settings.deadlines.capacity_log_s
 
 

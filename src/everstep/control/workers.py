@@ -210,5 +210,4 @@ def snapshot_damaged(run: Run, event: e.SnapshotDamaged) -> None:
 def snapshot_copied(run: Run, event: e.SnapshotCopied) -> None:
     if run.phase is Phase.NEW:
         return  # an earlier driver asked for it: what else the host has, which must stay, isn't known yet
-    snapshots = run.saved.snapshots
-    run.send_verdicts(snapshots.copied(event.host, event.rank, event.snapshot, failed=event.failed))
+    run.send_verdicts(run.saved.snapshots.copied(event.host, event.rank, event.snapshot, failed=event.failed))

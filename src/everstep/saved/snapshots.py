@@ -110,6 +110,11 @@ class Snapshots:
         return self.kept_all[-1] if self.kept_all else None
 
     @property
+    def hosts(self) -> set[HostId]:
+        """All that have something of that."""
+        return self._known[self.kept].hosts if self.kept is not None else set()
+
+    @property
     def since(self) -> float | None:
         """When the last rank had that; None: not known."""
         return self._known[self.kept].since if self.kept is not None else None
