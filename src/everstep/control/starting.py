@@ -33,7 +33,7 @@ def place(run: Run, restart: Restart) -> None:
         run.enter_stage(restart, Phase.WAITING)
         restart.due[e.TimerName.REMEMBER] = run.now + run.settings.deadlines.memory_wait_s
         say_shortage(run, restart)
-    # Not for ever: others may need what the state that it will start from is in.
+    # Its state is in the memory of these hosts. Another run may need them, so there is a time limit.
     remembering = run.saved.snapshots.hosts if e.TimerName.REMEMBER in restart.due else set()
     _release_unused(run, restart, run.fleet.held, remembering)
     missing = restart.place.slices - run.fleet.held
@@ -53,7 +53,9 @@ def assign_again(run: Run, groups: Collection[int], taken: Collection[SliceName]
 
 
 def _release_unused(run: Run, restart: Restart, slices: set[SliceName], needed: set[HostId]) -> None:
-    """Give back those of these slices that nobody uses, nothing is being uploaded from and nobody needs."""
+    """Give back those of these slices that nobody uses, unless something is being uploaded from there or one
+    of their hosts is ``needed``.
+    """
     uploading = run.uploading(restart.groups) if restart.waits_for_uploads else frozenset()
     busy = {host.slice for host in run.fleet.hosts.values() if host.id in uploading.union(needed)}
     run.release(slices - run.used_by_others(restart) - restart.place.slices - busy)

@@ -111,7 +111,7 @@ class Snapshots:
 
     @property
     def hosts(self) -> set[HostId]:
-        """All that have something of that."""
+        """Those that have something of the newest."""
         return self._known[self.kept].hosts if self.kept is not None else set()
 
     @property
