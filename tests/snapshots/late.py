@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,12 @@ class Beside:
         self.marks += 1
         return self.marks
 
-    @contextlib.contextmanager
-    def copying(self, since: int) -> Iterator[None]:
+    def copy_out(self, pieces: Iterable[copying.Piece], since: int) -> int:
         assert since <= self.marks
         while self._gate is not None and not self._gate.exists():
             time.sleep(0.01)
-        yield
-
-    def copied(self) -> int:
+        for piece in pieces:
+            piece.target.copy_(piece.source)
         return self.mark()
 
     def hold(self, until: int) -> None:

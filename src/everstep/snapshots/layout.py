@@ -66,8 +66,10 @@ class Index(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
     def encoded(self) -> bytes:
-        # Not msgspec's JSON: a learning rate may be infinite, and a loss not a number.
-        return json.dumps(msgspec.to_builtins(self)).encode()
+        rest = {name: getattr(self, name) for name in self.__struct_fields__ if name != "tensors"}
+        # Not msgspec's JSON: a learning rate may be infinite, and a loss not a number. But it is quick, and
+        # a thread that trains waits for this one.
+        return json.dumps(rest)[:-1].encode() + b', "tensors": ' + msgspec.json.encode(self.tensors) + b"}"
 
     @classmethod
     def decoded(cls, data: bytes | memoryview) -> Index:
