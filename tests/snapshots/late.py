@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Beside:
         self.marks += 1
         return self.marks
 
-    def copy_out(self, pieces: Iterable[copying.Piece], since: int) -> int:
+    def copy_out(self, pieces: Sequence[copying.Piece], since: int) -> int:
         assert since <= self.marks
         while self._gate is not None and not self._gate.exists():
             time.sleep(0.01)

@@ -18,7 +18,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from everstep.saved.snapshots import At
 from everstep.jax.copying import ArrayCopier
-from everstep.jax.state import CapturedArrays, State, sums
+from everstep.jax.state import CapturedArrays, State
 from everstep.snapshots.content import InMemory
 from everstep.snapshots.keeper import Keeper
 from everstep.snapshots.writing import OwnMemory
@@ -47,7 +47,7 @@ like = {
     "number": 0,
 }
 state = State(tree=like)
-state.load(InMemory(0, [0], 1, lambda rank, files: keeper.find(At(1, 1), rank, files), sums), 0)
+state.load(InMemory(0, [0], 1, lambda rank, files: keeper.find(At(1, 1), rank, files)), 0)
 found = state.tree
 print(json.dumps({
     "shards": {name: [list(s.shape), list(s.offset)] for name, s in content.shards.items()},

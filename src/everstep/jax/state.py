@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +13,7 @@ from everstep.data.stream import Stream
 from everstep.errors import ConfigError
 from everstep.jax.copying import ArrayCopier, ArrayPlace
 from everstep.process.current import current
-from everstep.snapshots.content import BLOCK, Source
+from everstep.snapshots.content import Source
 from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (
     ITEM_BYTES,
@@ -100,10 +96,6 @@ class State(Parts):
     def capture(self) -> CapturedArrays:
         """The state as it is now, for a session."""
         return CapturedArrays(self._parts, current("report").context.get_world_rank(), self._copier)
-
-    def sums(self, memory: mmap.mmap) -> bytes:
-        """For a session: what a digest is made of."""
-        return sums(memory)
 
     def load(self, source: Source, rank: int) -> None:
         """Take a saved state over, for a session."""
@@ -220,9 +212,6 @@ class CapturedArrays:
         ]
         return self._copier.copy(places, segment)
 
-    def sums(self, memory: mmap.mmap) -> bytes:
-        return sums(memory)
-
 
 def _numbered(path: str, place: int) -> str:
     """What a process with several devices has of an array may be several shards, all of one file."""
@@ -275,25 +264,6 @@ def _short(path: str, dtype: Any) -> str:
 
 def _dtype(short: str) -> Any:
     return jax.numpy.dtype(_NAMES[short])
-
-
-def sums(memory: mmap.mmap) -> bytes:
-    """The sum of each block, as ``Content`` says."""
-    each = BLOCK // 8
-    count = len(memory) // 8
-    numbers = np.frombuffer(memory, dtype=np.int64, count=count)
-    whole = count // each
-    blocks = numbers[: whole * each].reshape(whole, each)
-    threads = max(1, min(8, (os.cpu_count() or 1) // 2, whole // 64))
-    with ThreadPoolExecutor(threads) as pool:  # numpy adds up without Python's lock
-        found = [int(n) for some in pool.map(_row_sums, np.array_split(blocks, threads)) for n in some]
-    if whole * each < count:
-        found.append(int(numbers[whole * each :].sum()))
-    return struct.pack(f"<{len(found)}q", *found) + memory[count * 8 :]
-
-
-def _row_sums(blocks: Any) -> Any:
-    return blocks.sum(axis=1)
 
 
 class _Loading:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from everstep.errors import DamagedCheckpointError, LostSnapshotError
 from everstep.snapshots.copying import Copying
+from everstep.snapshots.digests import digest
 from everstep.snapshots.layout import Index, Layout, Shard, index_file, rank_of_index, rank_of_tensors
 from everstep.snapshots.segments import Segment, Slot, SlotRecord
-
-BLOCK = 1 << 20
-"""Bytes that a checksum sums up into one number."""
 
 
 class Content(Protocol):
@@ -32,12 +28,6 @@ class Content(Protocol):
     def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> Sequence[Copying]:
         """Write the tensors of a file to where they belong in it, as they are now: they may be changed once
         it returns. Returns what has still to get there.
-        """
-        ...
-
-    def sums(self, memory: mmap.mmap) -> bytes:
-        """For the checksum: the sum of each block, as 64-bit integers, modulo 2⁶⁴, little-endian; bytes after
-        the last whole integer as they are.
         """
         ...
 
@@ -71,10 +61,6 @@ class Restorable(Protocol):
         """If the state knows."""
         ...
 
-    def sums(self, memory: mmap.mmap) -> bytes:
-        """As ``Content`` says."""
-        ...
-
     def load(self, source: Source, rank: int) -> None:
         """Take over what the source has for this rank."""
         ...
@@ -85,11 +71,6 @@ def by_file(shards: Mapping[str, Shard]) -> dict[str, Layout]:
     for name, shard in shards.items():
         files.setdefault(shard.file, {})[name] = shard
     return {file: Layout(some) for file, some in files.items()}
-
-
-def digest(sums: Callable[[mmap.mmap], bytes], segment: Segment) -> bytes:
-    """Of a file in memory. It finds what was torn or flipped, at about the speed of memory."""
-    return hashlib.sha256(struct.pack("<Q", segment.size) + sums(segment.map())).digest()
 
 
 class InMemory:
@@ -104,13 +85,11 @@ class InMemory:
         ranks: Sequence[int],
         world_size: int,
         find: Callable[[int, Sequence[str]], Slot],
-        sums: Callable[[mmap.mmap], bytes],
     ) -> None:
         self._rank = rank % world_size
         self.ranks = ranks
         self.world_size = world_size
         self._find = find
-        self._sums = sums
         self._indexes: dict[int, Index] = {}
         self._files: dict[str, mmap.mmap] = {}
 
@@ -125,7 +104,7 @@ class InMemory:
             rank = self._rank if rank is None else rank
             slot = self._find(rank, [name])
             wanted = _sound_record(slot, rank).contents[name].digest
-            if digest(self._sums, slot.files[name]) != wanted:
+            if digest(slot.files[name]) != wanted:
                 raise LostSnapshotError(rank, _DAMAGED)
             self._files[name] = slot.files[name].map()
         return self._files[name]

@@ -8,7 +8,6 @@ of these is written over. Besides, a slot stays as it is while it is being writt
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -16,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 from everstep.errors import ConfigError, LostSnapshotError, UnequalReportsError
 from everstep.saved.snapshots import At
-from everstep.snapshots.content import Content, by_file, digest
+from everstep.snapshots.content import Content, by_file
 from everstep.snapshots.copying import Copying, UnderWay
+from everstep.snapshots.digests import digest
 from everstep.snapshots.layout import Index, Layout, Shard
 from everstep.snapshots.segments import Slot
 from everstep.storage.checkpoints import Share
@@ -176,7 +176,7 @@ class Keeper:
             segment.map()[: len(layout.header)] = layout.header
             under_way += content.copy_to(name, segment, layout.starts)
         index = Index(step, self._rank, self._world_size, content.tree, dict(content.shards), dict(places))
-        self._copying = UnderWay(under_way, partial(self._finish, slot, at, index, content.sums))
+        self._copying = UnderWay(under_way, partial(self._finish, slot, at, index))
         if remember:
             with self._changed:
                 self._open = at
@@ -184,8 +184,8 @@ class Keeper:
             self.complete()
         return Taken(number, at, remember)
 
-    def _finish(self, slot: Slot, at: At, index: Index, sums: Callable[[mmap.mmap], bytes]) -> None:
-        digests = {name: digest(sums, segment) for name, segment in slot.files.items()}
+    def _finish(self, slot: Slot, at: At, index: Index) -> None:
+        digests = {name: digest(segment) for name, segment in slot.files.items()}
         slot.finish(at, self._world_size, index.encoded(), digests)
 
     @property

@@ -38,7 +38,7 @@ ITEM_BYTES = {
 """The format's types, with the size of one number."""
 
 
-class Shard(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """What a rank has of a tensor: all of it, or the part that begins at ``offset``."""
 
     dtype: str
@@ -134,8 +134,9 @@ class Layout:
     """Where each tensor lies in a file."""
 
     def __init__(self, shards: Mapping[str, Shard]) -> None:
-        # The largest numbers first: each then lies at a multiple of its own size.
-        names = sorted(shards, key=lambda name: (-ITEM_BYTES[shards[name].dtype], name))
+        # The largest numbers first: each then lies at a multiple of its own size. Of these, the largest
+        # tensors first: the small ones, which may be on another device, then don't lie between them.
+        names = sorted(shards, key=lambda n: (-ITEM_BYTES[shards[n].dtype], -shards[n].size, n))
         entries: dict[str, Any] = {}
         end = 0
         for name in names:

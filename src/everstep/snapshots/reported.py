@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -62,21 +61,20 @@ class ReportedState:
 
     # ------------------------------------------------------------------ restoring
 
-    def _source(self, given: GivenSnapshot, sums: Callable[[mmap.mmap], bytes]) -> InMemory:
+    def _source(self, given: GivenSnapshot) -> InMemory:
         alike = given.ranks == self._world_size
         return InMemory(
             self._rank,
             [self._rank] if alike else range(given.ranks),
             given.ranks,
             partial(self.keeper.find, given.at),
-            sums,
         )
 
     def restore(self, state: Restorable) -> int | None:
         """From memory. Returns the step; None: it starts from storage, or from nothing."""
         if self._given is None:
             return None
-        source = self._source(self._given, state.sums)
+        source = self._source(self._given)
         state.load(source, self._rank)
         return source.index(source.ranks[0]).step
 
@@ -86,7 +84,7 @@ class ReportedState:
         """
         if self._given is None:
             return None
-        source = self._source(self._given, lambda memory: b"")
+        source = self._source(self._given)
         return [(rank, source.index(rank).places) for rank in source.ranks]
 
     # ------------------------------------------------------------------ reporting

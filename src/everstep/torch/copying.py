@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,8 @@ CHUNK = 32 << 20
 """Bytes of a segment that are registered with a device at once. It takes no work from training meanwhile."""
 BOUNCE = 32 << 20
 """Bytes that go to a device at once."""
+TOGETHER = 4
+"""Pieces of the size of a chunk that are copied to the host before anything else is."""
 _PAGE = 4096
 _SHOWS = 0.1
 """How much of the time in which a device copies to the host shows in training: 0.06 to 0.09 of it were
@@ -111,7 +113,7 @@ class Side(Protocol):
         """After what training has given to the device so far."""
         ...
 
-    def copy_out(self, pieces: Iterable[Piece], since: Any) -> Any:
+    def copy_out(self, pieces: Sequence[Piece], since: Any) -> Any:
         """Copy to the host beside training, and not before ``since``. Returns a mark after all of them."""
         ...
 
@@ -143,6 +145,8 @@ class StagedCopier:
         """Room inside the device for the tensors of each file; None: there is none."""
         self._registered: dict[Segment, list[int]] = {}
         """Addresses of chunks that are registered with the device."""
+        self._pieces: dict[Segment, list[Piece]] = {}
+        """Of the stage that is copied to a segment: they are always the same."""
         self._bounces: deque[tuple[torch.Tensor, Any]] = deque()
         """What is on its way to the device, the oldest first, and when it is there."""
 
@@ -167,12 +171,7 @@ class StagedCopier:
     def _held(self, places: Sequence[TensorPlace], segment: Segment, began: Any) -> Copying:
         memory = self.registered(segment)
         done = self._side.copy_out(
-            (
-                Piece(source[start - place.start : stop - place.start], memory[start:stop])
-                for place in places
-                for source in [_as_bytes(place.tensor)]
-                for start, stop in _cut(place.start, place.start + place.size)
-            ),
+            [piece for place in places for piece in _pieces(_as_bytes(place.tensor), memory, place.start)],
             began,
         )
         self._side.hold(done)
@@ -181,12 +180,13 @@ class StagedCopier:
     def bring(self, stage: _Stage, segment: Segment, since: Any) -> Any:
         """From the device to the host, beside training."""
         memory = self.registered(segment)
-        pieces = (
-            Piece(stage.room[start + run.at - run.start : stop + run.at - run.start], memory[start:stop])
-            for run in stage.runs
-            for start, stop in _cut(run.start, run.stop)
-        )
-        return self._side.copy_out(pieces, since)
+        if segment not in self._pieces:
+            self._pieces[segment] = [
+                piece
+                for run in stage.runs
+                for piece in _pieces(stage.room[run.at : run.at + run.size], memory, run.start)
+            ]
+        return self._side.copy_out(self._pieces[segment], since)
 
     def registered(self, segment: Segment) -> torch.Tensor:
         """The bytes of a segment that the device knows of, if it can."""
@@ -205,6 +205,7 @@ class StagedCopier:
         return memory
 
     def _forget(self, segment: Segment) -> None:
+        self._pieces.pop(segment, None)
         for address in self._registered.pop(segment):
             self._side.unregister(address)
 
@@ -248,7 +249,7 @@ class _Run(NamedTuple):
     """Bytes that lie one after another, in a segment and on the device."""
 
     start: int
-    stop: int
+    size: int
     at: int
     """Where they begin on the device."""
 
@@ -298,9 +299,9 @@ class _Held:
 class CudaSide:
     """A GPU, and two streams of it for copies.
 
-    They copy a piece each in turn. A stream that has several copies to make keeps the engine until all are
-    made, and a training function that reads its loss waits for that: 22 ms more for each 4.4 GB, on an H200.
-    Where the engine goes from one stream to another, the loss gets in between: 7 ms.
+    They copy some pieces each in turn. A stream that has many copies to make keeps the engine until all are
+    made, and a training function that reads its loss waits for that: 22 ms more for 4.4 GB, on an H200. Where
+    the engine goes from one stream to the other, the loss gets in between: 7 ms.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -328,12 +329,13 @@ class CudaSide:
         event.record(stream)
         return event
 
-    def copy_out(self, pieces: Iterable[Piece], since: torch.cuda.Event) -> torch.cuda.Event:
+    def copy_out(self, pieces: Sequence[Piece], since: torch.cuda.Event) -> torch.cuda.Event:
         last = since
-        for piece, stream in zip(pieces, itertools.cycle(self._streams)):
+        for start, stream in zip(range(0, len(pieces), TOGETHER), itertools.cycle(self._streams)):
+            sources, targets = zip(*pieces[start : start + TOGETHER], strict=True)
             with torch.cuda.stream(stream):
                 stream.wait_event(last)
-                piece.target.copy_(piece.source, non_blocking=True)
+                torch._foreach_copy_(targets, sources, non_blocking=True)
                 last = self._recorded(stream)
         return last
 
@@ -425,11 +427,17 @@ def _laid_out(places: Sequence[TensorPlace]) -> tuple[list[int], int]:
 def _runs(places: Sequence[TensorPlace], starts: Sequence[int]) -> list[_Run]:
     found: list[_Run] = []
     for place, at in zip(places, starts, strict=True):
-        if found and found[-1].stop == place.start:
-            found[-1] = found[-1]._replace(stop=place.start + place.size)
+        if found and found[-1].start + found[-1].size == place.start:
+            found[-1] = found[-1]._replace(size=found[-1].size + place.size)
         else:
-            found.append(_Run(place.start, place.start + place.size, at))
+            found.append(_Run(place.start, place.size, at))
     return found
+
+
+def _pieces(source: torch.Tensor, memory: torch.Tensor, start: int) -> Iterator[Piece]:
+    """Of bytes that belong at ``start``."""
+    for begin, end in _cut(start, start + source.numel()):
+        yield Piece(source[begin - start : end - start], memory[begin:end])
 
 
 def _cut(start: int, stop: int) -> Iterator[tuple[int, int]]:

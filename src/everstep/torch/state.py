@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from everstep.data.stream import Stream
 from everstep.errors import ConfigError
 from everstep.process.current import current
-from everstep.snapshots.content import BLOCK, Source
+from everstep.snapshots.content import Source
 from everstep.snapshots.copying import Copying
 from everstep.snapshots.layout import (
     ITEM_BYTES,
@@ -83,10 +82,6 @@ class State(Parts):
         """The state as it is now, for a session. Tensors are still those that are trained."""
         return CapturedTensors(self._parts, current("report").context.get_world_rank(), self._copiers)
 
-    def sums(self, memory: mmap.mmap) -> bytes:
-        """For a session: what a digest is made of."""
-        return sums(memory)
-
     def load(self, source: Source, rank: int) -> None:
         """Take a saved state over, for a session."""
         loading = _Loading(source, rank, self._copiers)
@@ -152,21 +147,6 @@ class CapturedTensors:
 
     def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> list[Copying]:
         return self._copiers.copy(self._tensors, file, segment, starts)
-
-    def sums(self, memory: mmap.mmap) -> bytes:
-        return sums(memory)
-
-
-def sums(memory: mmap.mmap) -> bytes:
-    """The sum of each block, as ``Content`` says."""
-    each = BLOCK // 8
-    count = len(memory) // 8
-    numbers = torch.frombuffer(memory, dtype=torch.int64, count=count)
-    whole = count - count % each
-    found = numbers[:whole].view(-1, each).sum(1).tolist()
-    if whole < count:
-        found.append(int(numbers[whole:].sum()))
-    return struct.pack(f"<{len(found)}q", *found) + memory[count * 8 :]
 
 
 class _Loading:
