@@ -30,7 +30,8 @@ LAYERS = {"width": 2048, "layers": 20, "batch": 4096}
 SMALL = {"vocabulary": 64, "length": 32, "width": 64, "layers": 2, "batch": 4}
 """To try it where there is no GPU."""
 LOOPS = {"torch": ("gpu_loops:train_gpt", GPT), "jax": ("gpu_loops:train_layers", LAYERS)}
-_WARM_S, _LOOK_S = 10.0, 20.0
+_WARM_S, _LOOK_S = 15.0, 20.0
+"""Registering 9 GB with the GPU took 2 to 9 s, twice that beside training."""
 _QUIET_S = (2.5, 4.0)
 """Between a recovery and the next kill: long enough for a snapshot."""
 

@@ -27,18 +27,20 @@ class Flattened:
         self.tree = {name: self._encode(value, (name,)) for name, value in values.items()}
 
     def _encode(self, value: Any, path: Path) -> Any:
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
+        # Training waits for this. What there is most of comes first.
         if self._is_tensor(value):
             return {"$tensor": self._named(value, path)}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
         if isinstance(value, bytes):
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Counter):
             return {"$counter": self._pairs(value, path)}
         if isinstance(value, Mapping):
-            if all(isinstance(key, str) and key[:1] != "$" for key in value):
-                return {key: self._encode(item, (*path, key)) for key, item in value.items()}
-            return {"$dict": self._pairs(value, path)}
+            for key in value:
+                if not isinstance(key, str) or key[:1] == "$":
+                    return {"$dict": self._pairs(value, path)}
+            return {key: self._encode(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             items = [self._encode(item, (*path, place)) for place, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}
