@@ -438,6 +438,19 @@ def test_a_checkpoint_whose_files_a_list_lacks_is_not_taken_for_damaged(
     assert [*history.checkpoints] == ["checkpoint_0001_000003", "checkpoint_0001_000006"]
 
 
+def test_an_attempt_that_was_noted_has_begun_also_if_a_list_lacks_it(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for epoch in (1, 2, 3, 4):
+        complete(attempts.note(ImmediateStore(run), epoch))
+    for hidden, known in ((".e", 0), (".e3", 0), (".e", 3), (".e1", 9)):
+        with monkeypatch.context() as patch:
+            lag(patch, hidden)
+            history = History(last_epoch=known)
+            tidy(run, history, journal_is_whole=False)
+            assert history.last_epoch == max(4, known)
+
+
 def test_a_file_that_is_neither_listed_nor_there_is_missing(run: Store) -> None:
     history = History()
     commit(run, history, "checkpoint_0001_000003", 3)

@@ -77,7 +77,7 @@ class Repair:
         """
         folders = await checkpoints.list_folders(self._store)
         history = self._history
-        history.add_begun(await attempts.begun(self._store, folders))
+        history.add_begun(await attempts.begun(self._store, folders, history.last_epoch))
         for folder in history.checkpoints.keys() - {*folders}:
             await self._forget_if_gone(folder)
         found: list[tuple[str, Manifest]] = []

@@ -67,7 +67,7 @@ async def _discard_what_fails(self: Commits, command: c.CommitCheckpoint, metric
 async def _adopt_none(self: Repair) -> list[str]:
     """Which checkpoints are whole is known by their parts only, and rank 0 alone has saved one."""
     folders = await checkpoints.list_folders(self._store)
-    self._history.add_begun(await attempts.begun(self._store, folders))
+    self._history.add_begun(await attempts.begun(self._store, folders, self._history.last_epoch))
     return folders
 
 

@@ -23,9 +23,16 @@ async def note(store: AsyncStore, epoch: int, generations: Iterable[tuple[int, i
         await store.create(f"{NAMES}/.e{epoch}{which}", b"")
 
 
-async def begun(store: AsyncStore, folders: Iterable[str]) -> list[Incarnation]:
-    """Those that were noted, and those after which these folders are named."""
+async def begun(store: AsyncStore, folders: Iterable[str], last_epoch: int) -> list[Incarnation]:
+    """Those that were noted, and those after which these folders are named. ``last_epoch``: the last that is
+    known already. A list may lag behind: what comes after the last in it is asked for by name.
+    """
     notes = [file.path.removeprefix(f"{NAMES}/") for file in await store.list(NAMES)]
     found = [*map(OURS.fullmatch, folders), *map(_NOTED.match, notes)]
     numbers = (one.group("epoch", "group", "generation") for one in found if one is not None)
-    return [Incarnation(*(int(number or 0) for number in each)) for each in numbers]
+    noted = [Incarnation(*(int(number or 0) for number in each)) for each in numbers]
+    next_epoch = 1 + max([last_epoch, *(one.epoch for one in noted)])
+    while await store.exists(f"{NAMES}/.e{next_epoch}"):
+        noted.append(Incarnation(next_epoch, 0, 0))
+        next_epoch += 1
+    return noted
