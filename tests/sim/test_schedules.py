@@ -51,6 +51,7 @@ SEEDS = (
     31_000_868,  # a driver that was replaced while it put storage in order
     230_744_062,  # manifests of a driver that was replaced, in another order than the next recorded them
     43_970_229,  # a journal that lost all that it said, and attempts that were counted anew
+    730_098_979,  # a journal that lost its last checkpoint while lists lacked it
     300_003_682,  # a snapshot that workers of an earlier driver wrote over before they ended
 )
 CORES = os.cpu_count() or 1
