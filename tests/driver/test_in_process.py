@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -130,6 +131,23 @@ def test_a_terminal_is_left_to_the_debugger(tmp_path: Path, monkeypatch: pytest.
         fit_here(changed, tmp_path)
         assert b"changed since this run was last started" in seen.read(4096)
     assert "everstep-display" not in threads
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_folder_has_no_name_that_was_used_before_the_journal_was_lost(tmp_path: Path, workers: int) -> None:
+    def fit() -> str:
+        result = Trainer(
+            lambda: everstep.report({}, checkpoint=save("0")),
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(name="run", storage_path=str(tmp_path), if_finished="continue"),
+        ).fit()
+        assert result.checkpoint is not None
+        return result.checkpoint.path
+
+    first = fit()
+    for lost in (first, tmp_path / "run" / "journal"):
+        shutil.rmtree(lost)
+    assert (Path(first).name, Path(fit()).name) == ("checkpoint_0001_000001", "checkpoint_0002_000001")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

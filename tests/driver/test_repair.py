@@ -19,7 +19,7 @@ from everstep.journal import records
 from everstep.journal.history import History
 from everstep.journal.journal import Journal
 from everstep.process.clock import MachineClock
-from everstep.storage import checkpoints, restore
+from everstep.storage import attempts, checkpoints, restore
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.folder import FolderStore
 from everstep.storage.store import FileRecord, Store, open_store
@@ -95,6 +95,18 @@ def test_no_attempts_number_is_used_twice_also_where_folders_have_names_of_the_u
     history = History()
     tidy(run, history, journal_is_whole=False)
     assert history.last_epoch == 7
+
+
+def test_no_incarnations_number_is_used_twice_also_where_nothing_is_left_of_it(run: Store) -> None:
+    store, history = ImmediateStore(run), History()
+    complete(attempts.note(store, 3, ((0, 0), (1, 0))))
+    complete(attempts.note(store, 2, ((0, 5),)))
+    complete(attempts.note(store, 3, ((1, 12),)))
+    run.create("checkpoint_0003_000004_g002.007/shard", b"")
+    tidy(run, history, journal_is_whole=False)
+    assert history.last_epoch == 3
+    assert history.begun == {(2, 0): 5, (3, 1): 12, (3, 2): 7}
+    assert blocking.list_folders(run) == ["checkpoint_0003_000004_g002.007"]
 
 
 def test_what_a_rank_is_missing_from_is_garbage(run: Store) -> None:
@@ -424,6 +436,19 @@ def test_a_checkpoint_whose_files_a_list_lacks_is_not_taken_for_damaged(
     tidy(run, history)
     assert history.damaged == {}
     assert [*history.checkpoints] == ["checkpoint_0001_000003", "checkpoint_0001_000006"]
+
+
+def test_an_attempt_that_was_noted_has_begun_also_if_a_list_lacks_it(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for epoch in (1, 2, 3, 4):
+        complete(attempts.note(ImmediateStore(run), epoch))
+    for hidden, known in ((".e", 0), (".e3", 0), (".e", 3), (".e1", 9)):
+        with monkeypatch.context() as patch:
+            lag(patch, hidden)
+            history = History(last_epoch=known)
+            tidy(run, history, journal_is_whole=False)
+            assert history.last_epoch == max(4, known)
 
 
 def test_a_file_that_is_neither_listed_nor_there_is_missing(run: Store) -> None:

@@ -18,6 +18,7 @@ from everstep.driver.workers import Workers
 from everstep.errors import StorageError
 from everstep.journal import records
 from everstep.protocol import wire, worker_messages
+from everstep.storage import attempts
 from everstep.torchft.placement import LighthousePlacement
 
 
@@ -96,12 +97,13 @@ class CarryOut:
             self._run.engine.send(host, wire.KeepSlots(self._run.precedence, command.kept))
 
     async def _start_once_recorded(self, command: c.StartWorkers, specs: Specs) -> None:
-        """The attempt's number is on record before anything can be named after it. Storage that is away is
-        waited for; the controller knows for how long.
+        """The attempt's number is on record, and noted beside the journal, before anything can be named
+        after it. Storage that is away is waited for; the controller knows for how long.
         """
         while specs:
             try:
                 await self._run.lease.journal.flush()
+                await attempts.note(self._run.store, command.epoch, command.generations)
                 break
             except StorageError:
                 await asyncio.sleep(FLUSH_S)

@@ -25,7 +25,7 @@ from everstep.protocol.metrics import NO_METRICS
 from everstep.saved.checkpoints import CheckpointRef
 from everstep.saved.reports import CompleteCheckpoint
 from everstep.snapshots.layout import holds_state
-from everstep.storage import checkpoints
+from everstep.storage import attempts, checkpoints
 from everstep.storage.asynchronous import ImmediateStore, complete
 from everstep.storage.store import Store
 
@@ -128,3 +128,4 @@ class InProcessRun:
         self.write(PhaseChanged(time.monotonic(), Phase.STARTING.value, epoch))
         self.write(PhaseChanged(time.monotonic(), Phase.RUNNING.value, epoch))
         complete(self._journal.flush())
+        complete(attempts.note(self._store, epoch))

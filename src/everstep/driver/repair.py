@@ -19,7 +19,7 @@ from everstep.process.clock import Clock
 from everstep.protocol.metrics import NO_METRICS
 from everstep.saved.checkpoints import CheckpointRef
 from everstep.snapshots.layout import holds_state
-from everstep.storage import checkpoints, restore
+from everstep.storage import attempts, checkpoints, restore
 from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import Manifest
 
@@ -77,8 +77,7 @@ class Repair:
         """
         folders = await checkpoints.list_folders(self._store)
         history = self._history
-        # No number of an attempt is used twice, also if the record of its start is lost.
-        history.last_epoch = max(history.last_epoch, await checkpoints.last_epoch(self._store, folders))
+        history.add_begun(await attempts.begun(self._store, folders, history.last_epoch))
         for folder in history.checkpoints.keys() - {*folders}:
             await self._forget_if_gone(folder)
         found: list[tuple[str, Manifest]] = []

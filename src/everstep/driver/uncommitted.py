@@ -29,8 +29,9 @@ class Uncommitted:
     def look(self, controller: Controller, limits: Deadlines, now: float) -> None:
         seen: dict[_Report, float] = {}
         for group in controller.groups.values():
+            if not (waiting := group.book.waiting):
+                continue
             of = Incarnation(controller.epoch, group.number, group.generation)
-            waiting = group.book.waiting
             seen.update(((of, index), self._since.get((of, index), now)) for index in waiting)
             for index, folder in list(waiting.items())[:1]:
                 report = (of, index)

@@ -213,6 +213,13 @@ class History:
             case _:
                 pass
 
+    def add_begun(self, begun: Iterable[Incarnation]) -> None:
+        """No number is used twice, also if the record of its start is lost."""
+        for epoch, group, generation in begun:
+            self.last_epoch = max(self.last_epoch, epoch)
+            if generation > self.begun.get((epoch, group), 0):
+                self.begun[epoch, group] = generation
+
     def placed(
         self, at: float, assignments: Iterable[Assignment], others_stay: bool
     ) -> records.Placed | None:

@@ -189,6 +189,12 @@ def _with_replacements_that_fail(scenario: Scenario) -> bool:
     return scenario.settings.group_size is not None and FaultKind.START in scenario.families
 
 
+def _with_replacements_that_fail_often(scenario: Scenario) -> bool:
+    """Three times in a row."""
+    often = scenario.refused_reservation > 0.3 or scenario.failed_rendezvous > 0.2
+    return scenario.settings.group_size is not None and often
+
+
 def _with_snapshots(scenario: Scenario) -> bool:
     return scenario.snapshots
 
@@ -208,7 +214,7 @@ MISTAKES = (
         (recovery,),
         "_is_too_much",
         _replace_forever,
-        _with_replacements_that_fail,
+        _with_replacements_that_fail_often,
     ),
     Mistake(
         "orphaned-workers",

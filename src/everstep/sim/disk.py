@@ -12,6 +12,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -95,12 +96,14 @@ class Disk:
 
     def listed(self, prefix: str) -> dict[str, int]:
         """What a list of what begins so has, with sizes."""
-        found = {key: len(self.objects[key]) for key in self.below(prefix)}
+        objects = self.objects
+        found = {key: len(objects[key]) for key in self.below(prefix)}
         if self.lag.made_s or self.lag.gone_s:
             made, gone = self.now() - self.lag.made_s, self.now() - self.lag.gone_s
             found = {key: size for key, size in found.items() if self._made[key] <= made}
             found |= {k: n for k, (at, n) in self._gone.items() if at > gone and k.startswith(prefix)}
-        return dict(sorted(found.items()))
+            return dict(sorted(found.items()))
+        return found
 
 
 @dataclass(frozen=True)
@@ -230,9 +233,8 @@ class SimStore:
         if away > 0 or rng.random() < self.network.trouble or answer_after > ANSWER_S:
             self._without_answer(effect, future, away)
         else:
-            time.after(
-                rng.uniform(0.0, answer_after), lambda: self._take_effect(effect, future, answer_after)
-            )
+            takes = partial(self._take_effect, effect, future, answer_after)
+            time.after(rng.uniform(0.0, answer_after), takes)
         found: Found = await future
         return found
 
@@ -241,7 +243,7 @@ class SimStore:
             found, error = effect(), None
         except StorageError as raised:
             found, error = None, raised
-        self.process.later(rest, lambda: _settle(future, found, error))
+        self.process.later(rest, partial(_settle, future, found, error))
 
     def _without_answer(self, effect: Callable[[], Found], future: asyncio.Future[Any], away: float) -> None:
         rng, time = self.network.rng, self.process.time

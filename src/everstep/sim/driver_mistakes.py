@@ -27,7 +27,8 @@ from everstep.saved.checkpoints import CheckpointRef
 from everstep.saved.retention import Scored
 from everstep.sim.planting import Mistake, with_faults
 from everstep.sim.scenario import FaultKind, Scenario
-from everstep.storage import checkpoints, layout
+from everstep.storage import attempts, checkpoints, layout
+from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import MANIFEST, Manifest
 from everstep.topology.slices import HostId
 
@@ -66,8 +67,7 @@ async def _discard_what_fails(self: Commits, command: c.CommitCheckpoint, metric
 async def _adopt_none(self: Repair) -> list[str]:
     """Which checkpoints are whole is known by their parts only, and rank 0 alone has saved one."""
     folders = await checkpoints.list_folders(self._store)
-    last_epoch = await checkpoints.last_epoch(self._store, folders)
-    self._history.last_epoch = max(self._history.last_epoch, last_epoch)
+    self._history.add_begun(await attempts.begun(self._store, folders, self._history.last_epoch))
     return folders
 
 
@@ -180,6 +180,10 @@ async def _wait_briefly(self: TakeOver, condition: Callable[[], bool], timeout_s
 def _with_agents_that_are_slow(scenario: Scenario) -> bool:
     """While a driver takes over."""
     return scenario.one_machine and scenario.families >= {FaultKind.DRIVER, FaultKind.FREEZE}
+
+
+async def _note_nothing(store: AsyncStore, epoch: int, generations: object) -> None:
+    """Only the journal says which attempts have begun, and it may be lost."""
 
 
 def _check_no_lease(self: Incoming, host: HostId, lease: int) -> None:
@@ -302,6 +306,14 @@ MISTAKES = (
         "_notice_gap",
         _notice_nothing,
         _with_drivers_that_sleep,
+    ),
+    Mistake(
+        "forgotten-attempt",
+        "the number of an attempt is used again once the journal has lost it",
+        (attempts,),
+        "note",
+        _note_nothing,
+        with_faults(FaultKind.JOURNAL),
     ),
     Mistake(
         "deaf-driver",

@@ -212,7 +212,11 @@ class Rules:
         return CheckpointRef(folder, found.epoch, found.index, found.group, found.generation, order)
 
     def known(self) -> list[str]:
-        """Those that can be restored, and that the journal knows."""
+        """Those that can be restored, and that the journal surely knows: where lists lag, nobody can know of
+        others, nor of what damage has taken from it.
+        """
+        if self.damaged:
+            return []
         known = {folder for folder, one in self._known.items() if one.order is not None}
         return [folder for folder in self.restorable() if folder in known]
 

@@ -78,9 +78,7 @@ class Schedule:
         setattr(controller, "handle", watched)  # noqa: B010 (a method of this one only)
 
     def _check_adopted(self, adopted: e.Adopted) -> None:
-        """2: workers that were replaced don't train on. What a damaged journal lost, nobody knows."""
-        if self._rules.damaged:
-            return
+        """2: workers that were replaced don't train on."""
         last: dict[int, int] = {}
         for epoch, generation, rank in self._started:
             if epoch == adopted.epoch:
@@ -98,7 +96,7 @@ class Schedule:
     def _workers_start(self, agent: SimAgent, spec: wire.WorkerSpec) -> None:
         check_host(agent)
         key = (spec.epoch, spec.generation, spec.member.rank)
-        require(key not in self._started or self._rules.damaged, f"{key} is started twice")
+        require(key not in self._started, f"{key} is started twice")
         self._started.add(key)
         seat = next(seat for seat in self._seats.every if seat.engine is agent.holder)
         seat.first_epoch = seat.first_epoch or spec.epoch

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 MOST_STEPS = 400_000
@@ -55,7 +56,7 @@ class VirtualTime:
         try:
             while queue and queue[0][0] <= until and not self.over:
                 self.now, _, process, action = pop(queue)
-                if process is None:
+                if process is None or (process is self.running and process.alive and not process.paused):
                     action()
                 else:
                     process.do(action)
@@ -141,22 +142,16 @@ class Process:
 class Call:
     """A callback that waits for its turn. As ``asyncio.Handle``, of which a schedule makes very many."""
 
-    __slots__ = ("_args", "_callback", "_context", "_when")
+    __slots__ = ("_args", "_callback", "_when")
 
-    def __init__(self, callback: Any, args: Any, context: Context | None, when: float) -> None:
+    def __init__(self, callback: Any, args: Any, when: float) -> None:
         self._callback = callback
         self._args = args
-        self._context = context
         self._when = when
 
     def __call__(self) -> None:
-        callback = self._callback
-        if callback is None:
-            return
-        if self._context is None:
-            callback(*self._args)
-        else:
-            self._context.run(callback, *self._args)
+        if self._callback is not None:
+            self._callback(*self._args)
 
     def when(self) -> float:
         return self._when
@@ -173,17 +168,19 @@ class Loop(asyncio.AbstractEventLoop):
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self._time, self._at = process.time, process.time.at
         self.tasks: list[asyncio.Task[Any]] = []
 
     def time(self) -> float:
-        return self._process.time.now
+        return self._time.now
 
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        time = self._process.time
-        call = Call(callback, args, context, time.now)
-        time.at(time.now, call, self._process)
+        now = self._time.now
+        # Futures and tasks bring a context, and never take back what they ask for: there is most of that.
+        call = Call(callback, args, now) if context is None else partial(context.run, callback, *args)
+        self._at(now, call, self._process)
         return call
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -191,16 +188,15 @@ class Loop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        when = self._process.time.now + delay
-        call = Call(callback, args, context, when)
-        self._process.time.at(when, call, self._process)
-        return call
+        return self.call_at(self._time.now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
-        call = Call(callback, args, context, when)
-        self._process.time.at(when, call, self._process)
+        if context is not None:
+            callback, args = context.run, (callback, *args)
+        call = Call(callback, args, when)
+        self._at(when, call, self._process)
         return call
 
     def create_future(self) -> asyncio.Future[Any]:

@@ -11,6 +11,7 @@ In a run's store::
         .parts/rank-00000.json          what each of them says that it brought
         .manifest.json                  written last: from here on the checkpoint exists
     .names/best                         who has the name "best"
+    .names/.e1                          attempt 1 has begun (see ``attempts``)
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ LONGEST_NAME = 200
 used before, and for what an upload that outlives its worker adds.
 """
 
-_OURS = re.compile(r"checkpoint_\d{4,}_\d{6,}(_g\d{3,}\.\d{3,})?")
-_REPORT = re.compile(r"\.e(?P<epoch>\d+)")
-"""What a report that claims a name is noted as."""
+OURS = re.compile(r"checkpoint_(?P<epoch>\d{4,})_\d{6,}(_g(?P<group>\d{3,})\.(?P<generation>\d{3,}))?")
+"""Names of folders that no user gave."""
 _SUFFIX = re.compile(r"(?P<name>.+)\.e\d+(g\d+\.\d+)?(\.\d+)?")
 
 
@@ -163,7 +163,7 @@ def check_name(name: str) -> None:
         )
     # Some file systems make no difference between upper and lower case, or drop dots and spaces at the end.
     seen = unicodedata.normalize("NFKC", name).casefold().rstrip(". ")
-    if not seen or seen in RESERVED or _OURS.fullmatch(seen):
+    if not seen or seen in RESERVED or OURS.fullmatch(seen):
         raise ConfigError(
             f"checkpoint_dir_name={name!r} is a name that Everstep uses itself",
             f"give it another name than {', '.join(RESERVED)} and checkpoint_<number>_<number>",
@@ -477,18 +477,9 @@ async def list_folders(store: AsyncStore) -> list[str]:
     def is_checkpoint(folder: str) -> bool:
         if folder in RESERVED:
             return False
-        if _OURS.fullmatch(folder) or folder in names:
+        if OURS.fullmatch(folder) or folder in names:
             return True
         suffixed = _SUFFIX.fullmatch(folder)
         return suffixed is not None and suffixed["name"].casefold() in folded
 
     return [folder for folder in await store.folders() if is_checkpoint(folder)]
-
-
-async def last_epoch(store: AsyncStore, folders: Iterable[str]) -> int:
-    """The last attempt that has left something: folders with names of ours, or reports with names of the
-    user's. 0 if none has.
-    """
-    ours = [int(folder.split("_")[1]) for folder in folders if _OURS.fullmatch(folder)]
-    reports = [_REPORT.match(file.path.removeprefix(f"{NAMES}/")) for file in await store.list(NAMES)]
-    return max([0, *ours, *(int(report["epoch"]) for report in reports if report is not None)])
