@@ -11,6 +11,7 @@ from everstep.control import commands as c
 from everstep.driver.checkpointing import Checkpointing
 from everstep.driver.driven import DrivenRun
 from everstep.driver.housekeeping import FLUSH_S
+from everstep.driver.incoming import Incoming
 from everstep.driver.job import Specs
 from everstep.driver.stacks import stacks_page
 from everstep.driver.timers import Timers
@@ -28,11 +29,13 @@ class CarryOut:
         run: DrivenRun,
         workers: Workers,
         checkpoints: Checkpointing,
+        incoming: Incoming,
         lighthouse: LighthousePlacement | None,
     ) -> None:
         self._run = run
         self._workers = workers
         self._checkpoints = checkpoints
+        self._incoming = incoming
         self._lighthouse = lighthouse
         self._timers = Timers(run)
 
@@ -46,7 +49,7 @@ class CarryOut:
             case c.Reserve():
                 engine.reserve(command.reservation, command.slices)
             case c.Release():
-                engine.release(command.slices)
+                self._release(command)
             case c.RequestCapacity():
                 engine.request_capacity(command.workers)
             case c.PrepareHost():
@@ -96,14 +99,21 @@ class CarryOut:
         for host in command.hosts:
             self._run.engine.send(host, wire.KeepSlots(self._run.precedence, command.kept))
 
+    def _release(self, command: c.Release) -> None:
+        slices = self._incoming.slices
+        self._incoming.given_back(host for host, name in slices.items() if name in command.slices)
+        self._run.engine.release(command.slices)
+
     async def _start_once_recorded(self, command: c.StartWorkers, specs: Specs) -> None:
         """The attempt's number is on record, and noted beside the journal, before anything can be named
         after it. Storage that is away is waited for; the controller knows for how long.
         """
         while specs:
             try:
-                await self._run.lease.journal.flush()
-                await attempts.note(self._run.store, command.epoch, command.generations)
+                await asyncio.gather(
+                    self._run.lease.journal.flush(),
+                    attempts.note(self._run.store, command.epoch, command.generations),
+                )
                 break
             except StorageError:
                 await asyncio.sleep(FLUSH_S)

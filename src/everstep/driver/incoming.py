@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from everstep.control import events as e
@@ -36,6 +37,10 @@ class Incoming:
         """While an earlier driver's agents report what they have."""
         self._obeyed: set[HostId] = set()
         """Hosts whose agents have said that they are this driver's."""
+        self._given_back: set[HostId] = set()
+        """Copies that were in their memory are gone; messages about these may be on the way until the hosts
+        are prepared anew.
+        """
         self._said: set[str] = set()
         """What need not be said again: why workers aren't forked, on which hosts there is no memory."""
         self.echoes = EchoesHeld(run.observer)
@@ -43,6 +48,9 @@ class Incoming:
     def on_capacity(self, hosts: tuple[HostView, ...]) -> None:
         self.slices = {host.id: host.slice for host in hosts}
         self._run.emit(e.CapacityChanged(at=self._run.clock.now(), hosts=hosts))
+
+    def given_back(self, hosts: Iterable[HostId]) -> None:
+        self._given_back.update(hosts)
 
     def on_reserved(self, reservation: int) -> None:
         self._run.emit(e.Reserved(at=self._run.clock.now(), reservation=reservation))
@@ -77,7 +85,8 @@ class Incoming:
             case wire.Uploaded():
                 self._from_workers.uploaded(message)
             case wire.SlotCopied():
-                self._slot_copied(host, message)
+                if host not in self._given_back:
+                    self._slot_copied(host, message)
             case wire.Quiet():
                 self._run.emit(
                     e.WorkersQuiet(
@@ -156,6 +165,7 @@ class Incoming:
             self._run.observer.say(line)
 
     def _host_prepared(self, host: HostId, message: wire.Prepared) -> None:
+        self._given_back.discard(host)
         if not message.forks and message.why_not:
             self._say_once(
                 f"{host}: {message.why_not}; workers start as fresh processes, which is slower",

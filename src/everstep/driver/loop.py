@@ -60,7 +60,7 @@ class Driver:
             job.backend, lease.precedence, engine.send, engine.address
         )
         self._incoming = Incoming(self._run, self.workers, self._from_workers, self._lighthouse)
-        carry_out = CarryOut(self._run, self.workers, self._checkpoints, self._lighthouse)
+        carry_out = CarryOut(self._run, self.workers, self._checkpoints, self._incoming, self._lighthouse)
         self._run.connect(carry_out.command, self._handled, self._recorded)
 
     def main(self) -> None:

@@ -59,6 +59,7 @@ async def _take_over(
     incoming.left = left = TakeOver(hosts, history.last_epoch, history.begun)
     await ask_agents(run.engine, left, run.precedence, lambda: incoming.slices, run.limits, run.observer.say)
     incoming.left = None
+    incoming.given_back(left.given_up)
     history.last_epoch = max(history.last_epoch, left.highest_epoch)
     kept = left.chosen.kept_hosts
     if not kept:

@@ -47,6 +47,8 @@ class TakeOver:
         """They run other code than the driver that finds them has."""
         self.lighthouse: tuple[HostId, str] | None = None
         """(host, address), if one of them has it."""
+        self.given_up: set[HostId] = set()
+        """Hosts of which nothing is kept."""
         self._unreported = set(hosts)
         self._lost: set[HostId] = set()
         """Hosts that have been lost meanwhile."""
@@ -258,8 +260,8 @@ async def ask_agents(
     await left.wait(left.stopped, limits.kill_s)
     there, remains = slices(), left.remains(slices())
     in_memory = remains.slices if remains is not None else ()
-    given_up = {host for host in left.hosts if there.get(host) not in in_memory} - left.chosen.kept_hosts
-    for host in sorted(given_up):
+    left.given_up = {host for host in left.hosts if there.get(host) not in in_memory} - left.chosen.kept_hosts
+    for host in sorted(left.given_up):
         engine.unclaim(host)
-    for host in sorted(given_up & (left.stubborn | left.awaited)):
+    for host in sorted(left.given_up & (left.stubborn | left.awaited)):
         engine.retire(host)
