@@ -7,6 +7,7 @@ data set) is in ``GIVEN``.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -146,8 +147,11 @@ def run(page: str) -> None:
 
 
 def main(pages: list[str]) -> int:
+    gc.disable()  # imports make no garbage, and looking for it is a sixth of their time
     for module in _ONCE:
         importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
 
     failed = 0
     for page in pages:

@@ -11,6 +11,7 @@ import os
 
 os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray turns loopback into the machine's address
+os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # a process for each group; nothing is preempted
 
 import importlib
 import itertools

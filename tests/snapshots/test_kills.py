@@ -35,11 +35,16 @@ from pathlib import Path
 from everstep import CheckpointConfig, FailureConfig, MemoryConfig, RunConfig, ScalingConfig
 from everstep.torch import TorchTrainer
 from everstep.testing import LocalCluster
-from snapshots.training import steps
 
 HERE = Path(__file__).parent
+
+def train(config):
+    from snapshots.training import steps  # not in every driver: torch takes seconds
+
+    return steps(config)
+
 TorchTrainer(
-    steps,
+    train,
     engine=LocalCluster(0, folder=Path(sys.argv[2])) if sys.argv[2:] else "local",
     train_loop_config={
         "notes": str(HERE / "notes"), "until": str(HERE / "until"), "floats": 1 << 20, "own": 1 << 19,
