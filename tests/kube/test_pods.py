@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from everstep.kube.pre_stop import say_goodbye
 from everstep.kube.quantities import number, rounded_up
 from everstep.kube.spec import parse
 from kube.world import group, manifest, template
-from processes import LIMIT_S
+from processes import LIMIT_S, ours, wait_for
 
 
 def worker(spec: dict[str, Any], index: int = 1, host: int = 2, **more: Any) -> dict[str, Any]:
@@ -265,3 +268,27 @@ def test_the_hook_that_tells_ray_is_python() -> None:
         before = dict(own)
         say_goodbye(spec, own)
         assert own == before
+
+
+@pytest.mark.parametrize("name", ["ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::train"])
+def test_the_hook_has_nothing_to_wait_for_beside_rays_own_processes(name: str) -> None:
+    ray: dict[str, Any] = {"name": "ray"}
+    say_goodbye({}, ray)
+    pod = {**os.environ, "RAY_CLOUD_INSTANCE_ID": f"pod-of-{os.getpid()}"}
+    pod.pop("RAY_ADDRESS", None)
+    raylet = subprocess.Popen(
+        ["ray/raylet/raylet", "-c", f"(exec -a {name} sleep 600) & wait"],
+        executable="bash",
+        env=pod,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: any(command.startswith(name) for command in ours().values()), name)
+        script = ray["lifecycle"]["preStop"]["exec"]["command"][2]
+        hook = subprocess.run([sys.executable, "-c", script], env=pod, capture_output=True, text=True)
+    finally:
+        os.killpg(raylet.pid, signal.SIGKILL)
+        raylet.wait()
+    # Before it waits, it has to reach Ray, which isn't there.
+    assert ("RAY_ADDRESS" in hook.stderr) is (name == "ray::train"), hook.stderr
+    assert (hook.returncode == 0) is (name != "ray::train")

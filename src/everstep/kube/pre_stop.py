@@ -14,6 +14,7 @@ _MARGIN_S = 5
 _SCRIPT = """
 import os, time
 me = os.environ["RAY_CLOUD_INSTANCE_ID"]
+idle = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 def read(pid, name):
     try:
         return open(f"/proc/{pid}/{name}", "rb").read()
@@ -25,7 +26,7 @@ def busy():
     raylets = {pid for pid in raylets if me.encode() in read(pid, "environ")}
     for pid in pids:
         name, stat = read(pid, "cmdline"), read(pid, "stat").rpartition(b")")[2].split()
-        if name.startswith(b"ray::") and not name.startswith(b"ray::IDLE") and stat[1].decode() in raylets:
+        if name.startswith(b"ray::") and not name.startswith(idle) and stat[1].decode() in raylets:
             return True
 deadline = time.time() + SECONDS
 if busy():
