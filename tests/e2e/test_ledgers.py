@@ -150,13 +150,18 @@ def test_the_seconds_of_a_run_that_was_taken_over_add_up(tmp_path: Path) -> None
 
 
 def restores(config: dict[str, Any]) -> None:
-    """The first attempt dies a while after its checkpoint; the second takes its time to read that."""
+    """The first attempt dies a while after its checkpoint; those after it take their time to read that, and
+    some of them die then.
+    """
     began = time.monotonic()
     context = train.get_context()
     rank, checkpoint = context.get_world_rank(), train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory():
             time.sleep(RESTORE_S / (1 + rank))  # of the ranks, the slowest counts
+        if context.get_attempt() <= 1 + config["failed"]:
+            train.collective.barrier()
+            os._exit(3)
         note(config, step=0, took=time.monotonic() - began)
     train.report({"step": 1}, checkpoint=save_step(1) if rank == 0 else None)
     if rank == 0:
@@ -171,14 +176,16 @@ def restores(config: dict[str, Any]) -> None:
         os._exit(3)
 
 
-def test_steps_that_are_lost_and_a_slow_restore_are_what_the_stopwatch_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failed", [0, 1])
+def test_lost_steps_and_a_slow_restore_take_what_the_stopwatch_says(tmp_path: Path, failed: int) -> None:
+    """Also if an attempt before has failed in its restore: that is no training either."""
     (tmp_path / "notes").mkdir()
     result = Trainer(
         restores,
-        train_loop_config={"notes": str(tmp_path / "notes")},
+        train_loop_config={"notes": str(tmp_path / "notes"), "failed": failed},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
-            name="run", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1)
+            name="run", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1 + failed)
         ),
     ).fit()
     _, whole = span(tmp_path)
@@ -188,6 +195,7 @@ def test_steps_that_are_lost_and_a_slow_restore_are_what_the_stopwatch_says(tmp_
     )
     assert result.ledger["restore"] == pytest.approx(2 * longest(tmp_path), rel=0.1)
     assert result.ledger["redo"] == pytest.approx(2 * (died - saved), rel=0.2)
+    assert result.ledger["step"] < 2 * RESTORE_S
     assert sum(result.ledger.values()) == pytest.approx(2 * whole, rel=1e-3)
 
 
