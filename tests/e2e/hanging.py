@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,25 @@ def leave() -> None:
 HANGS: dict[str, Callable[[], None]] = {
     hang.__name__: hang for hang in (sleep, stop_itself, keep_the_lock, spin_in_c, wait_for_a_child, leave)
 }
+
+
+def explained(way: str, at: int, steps: int) -> str:
+    """What the message has of a rank that hangs in this way: its line, if it is in one."""
+    match way:
+        case "return" | "leave":
+            return f"returned from the training function after {at - 1} reports, and"
+        case "skip":  # then it is a collective ahead, and the last one of the others is without it
+            return f"returned from the training function after {steps} reports, and"
+        case _:
+            return f", at {place_of(way)}; "
+
+
+def place_of(way: str) -> str:
+    """File, line and function: the last call of the function that hangs in this way."""
+    lines, first = inspect.getsourcelines(HANGS[way])
+    statements = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Expr)]
+    last = max(node.lineno for node in statements if isinstance(node.value, ast.Call))
+    return f"{__file__}:{first - 1 + last} in {way}"
 
 
 def due(config: dict[str, Any], step: int) -> str | None:
@@ -227,37 +249,52 @@ def until_told_or_hung(config: dict[str, Any]) -> None:
         time.sleep(0.05)
 
 
-def stalls_in_restore(config: dict[str, Any]) -> None:
+def all_reduce() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(4))
+
+
+def stalls_in_restore(config: dict[str, Any], meet: Callable[[], None] = train.collective.barrier) -> None:
     """The first attempt dies after a checkpoint; in the second, a rank can't read it."""
     context = train.get_context()
     checkpoint = train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory():
             if context.get_attempt() == 2 and context.get_world_rank() == config["rank"]:
-                sleep()
+                HANGS[config["ways"][0]]()
     for step in range(1, config["steps"] + 1):
-        train.collective.barrier()
-        saves = context.get_world_rank() == 0 and step == 3
+        meet()
+        saves = context.get_world_rank() == 0 and step == config["at"] - 2
         train.report({"step": step}, checkpoint=save_step(step) if saves else None)
         if saves:
             train.get_all_reported_checkpoints()
-        train.collective.barrier()
-        if context.get_attempt() == 1 and step == 5:
+        meet()
+        if context.get_attempt() == 1 and step == config["at"]:
             os._exit(3)
 
 
-def stalls_in_upload(config: dict[str, Any]) -> None:
+def stalls_in_restore_with_torch(config: dict[str, Any]) -> None:
+    stalls_in_restore(config, all_reduce)
+
+
+def stalls_in_upload(config: dict[str, Any], meet: Callable[[], None] = train.collective.barrier) -> None:
     """A function of the user's that uploads, and never ends."""
     for step in range(1, config["steps"] + 1):
-        train.collective.barrier()
-        stalls = due(config, step)
+        meet()
+        way = due(config, step)
         train.report(
             {"step": step},
             checkpoint=save_step(step) if train.get_context().get_world_rank() == config["rank"] else None,
-            checkpoint_upload_fn=never_ends if stalls else None,
+            checkpoint_upload_fn=partial(never_ends, way) if way else None,
         )
 
 
-def never_ends(checkpoint: train.Checkpoint, name: str) -> train.Checkpoint:
-    sleep()
+def stalls_in_upload_with_torch(config: dict[str, Any]) -> None:
+    stalls_in_upload(config, all_reduce)
+
+
+def never_ends(way: str, checkpoint: train.Checkpoint, name: str) -> train.Checkpoint:
+    HANGS[way]()
     return checkpoint

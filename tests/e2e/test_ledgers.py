@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import everstep as train
-from everstep import CheckpointUploadMode, Result, RunConfig, ScalingConfig, Trainer
+from everstep import CheckpointUploadMode, FailureConfig, Result, RunConfig, ScalingConfig, Trainer
 from everstep.control.commands import PhaseChanged
 from everstep.journal import journal, records
 from noted import notes
@@ -20,6 +21,8 @@ from .scripts import start
 from .training import note, save_step
 
 UPLOAD_S = 0.8
+LOST_S = 2.0
+RESTORE_S = 1.5
 
 
 def slow_upload(shared: Path, checkpoint: train.Checkpoint, name: str) -> train.Checkpoint:
@@ -58,14 +61,18 @@ def fit(tmp_path: Path, workers: int, mode: CheckpointUploadMode, ranks: list[in
     ).fit()
 
 
+def lines_of(tmp_path: Path) -> list[dict[str, Any]]:
+    """What all ranks noted."""
+    return [line for lines in notes(tmp_path / "notes").values() for line in lines]
+
+
 def longest(tmp_path: Path) -> float:
-    """Seconds that the reports took, by the training functions' own clocks: of each, those of the rank that
-    took longest.
+    """Seconds that the reports or restores took, by the training functions' own clocks: of each, those of the
+    rank that took longest.
     """
     by_step: dict[int, float] = {}
-    for lines in notes(tmp_path / "notes").values():
-        for line in lines:
-            by_step[line["step"]] = max(by_step.get(line["step"], 0.0), line.get("took", 0.0))
+    for line in lines_of(tmp_path):
+        by_step[line["step"]] = max(by_step.get(line["step"], 0.0), line.get("took", 0.0))
     return sum(by_step.values())
 
 
@@ -94,7 +101,7 @@ def test_time_in_which_training_waits_for_uploads_is_a_stall_by_the_stopwatch(
 def test_uploads_behind_trainings_back_are_a_stall_only_where_the_end_waits_for_them(tmp_path: Path) -> None:
     result = fit(tmp_path, 2, CheckpointUploadMode.ASYNC, [0])
     read, whole = span(tmp_path)
-    left = max(line["at"] for lines in notes(tmp_path / "notes").values() for line in lines)
+    left = max(line["at"] for line in lines_of(tmp_path))
     ending = next(r.at for r in read if isinstance(r, PhaseChanged) and r.phase == "ending")
     stall = result.ledger["checkpoint stall"]
     # One clock: all of it is on this machine. From the function's last line to the end of the uploads.
@@ -140,6 +147,56 @@ def test_the_seconds_of_a_run_that_was_taken_over_add_up(tmp_path: Path) -> None
     assert sum(found.values()) == pytest.approx(2 * (ended - began), rel=1e-3)
     assert found["driver away"] == 0.0
     assert found["checkpoint stall"] > 0.0
+
+
+def restores(config: dict[str, Any]) -> None:
+    """The first attempt dies a while after its checkpoint; those after it take their time to read that, and
+    some of them die then.
+    """
+    began = time.monotonic()
+    context = train.get_context()
+    rank, checkpoint = context.get_world_rank(), train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory():
+            time.sleep(RESTORE_S / (1 + rank))  # of the ranks, the slowest counts
+        if context.get_attempt() <= 1 + config["failed"]:
+            train.collective.barrier()
+            os._exit(3)
+        note(config, step=0, took=time.monotonic() - began)
+    train.report({"step": 1}, checkpoint=save_step(1) if rank == 0 else None)
+    if rank == 0:
+        train.get_all_reported_checkpoints()  # once it is committed
+    train.collective.barrier()
+    note(config, step=1)
+    if context.get_attempt() == 1:
+        time.sleep(LOST_S)
+        train.report({"step": 2})
+        train.collective.barrier()
+        note(config, step=2)
+        os._exit(3)
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_lost_steps_and_a_slow_restore_take_what_the_stopwatch_says(tmp_path: Path, failed: int) -> None:
+    """Also if an attempt before has failed in its restore: that is no training either."""
+    (tmp_path / "notes").mkdir()
+    result = Trainer(
+        restores,
+        train_loop_config={"notes": str(tmp_path / "notes"), "failed": failed},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            name="run", storage_path=str(tmp_path), failure_config=FailureConfig(max_failures=1 + failed)
+        ),
+    ).fit()
+    _, whole = span(tmp_path)
+    saved, died = (
+        max(line["at"] for line in lines_of(tmp_path) if (line["epoch"], line["step"]) == (1, step))
+        for step in (1, 2)
+    )
+    assert result.ledger["restore"] == pytest.approx(2 * longest(tmp_path), rel=0.1)
+    assert result.ledger["redo"] == pytest.approx(2 * (died - saved), rel=0.2)
+    assert result.ledger["step"] < 2 * RESTORE_S
+    assert sum(result.ledger.values()) == pytest.approx(2 * whole, rel=1e-3)
 
 
 def validated_at_the_end(shared: Path, checkpoint: train.Checkpoint) -> dict[str, Any]:

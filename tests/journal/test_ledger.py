@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 from everstep import FailureConfig, Result, RunConfig, ScalingConfig, Trainer, report
 from everstep.cli.runs import show
 from everstep.control import commands as c
+from everstep.control.budgets import Budget
 from everstep.failures import Failure, Kind
 from everstep.goodput import BADPUT, Category, Ledger, LedgerOverTime
 from everstep.journal import journal, records
@@ -146,6 +147,59 @@ def test_time_in_which_a_script_trains_without_reports_is_training() -> None:
     found = ledger(*FIRST, *AGAIN, started(55.0), silent, phase(60.0, "ended"))
     assert found.total == ledger(*FIRST, *AGAIN, started(55.0), again, phase(60.0, "ended")).total
     assert found.total[Category.REDO] == 0
+
+
+def decided(at: float, kind: Kind = Kind.SIGNAL) -> c.RecoveryDecided:
+    return c.RecoveryDecided(at, Failure(kind, at - 3.0, "", rank=1), Budget.FAILURES, 1, 2, (), 0.0)
+
+
+def failed_again(kind: Kind = Kind.SIGNAL, *, from_memory: bool = False) -> tuple[Any, ...]:
+    """Training fails at 45, which is noticed at 48; the start at 55 fails at 62, which is noticed at 65."""
+    restarted = started(55.0, rung=c.Rung.RESTART_IN_PLACE, checkpoint="saved", from_memory=from_memory)
+    return (
+        *FIRST,
+        committed(25.0, "saved"),
+        phase(48.0, "stopping"),
+        decided(48.0, kind),
+        phase(49.0, "starting"),
+        phase(55.0, "running"),
+        restarted,
+        phase(65.0, "stopping"),
+        decided(65.0),
+    )
+
+
+def test_a_start_that_fails_before_its_first_report_has_trained_nothing() -> None:
+    again = started(68.0, rung=c.Rung.RESTART_IN_PLACE, checkpoint="saved")
+    over = (phase(68.0, "running"), again, recovered(74.0, lost=0), phase(105.0, "ended"))
+    restarting = {"detect": 4 * (3.0 + 3.0), "waiting for capacity": 4 * 2.0, "restore": 4 * 1.5}
+    assert seconds(ledger(*failed_again(), *over)) == {
+        "step": 4 * (20.0 + 0.5 + 31.0),
+        "redo": 4 * 20.0,
+        "restart": 4 * (5.0 + 7.0 + 7.0 + 1.0 + 4.0),
+        **restarting,
+    }
+    hung = ledger(*failed_again(Kind.HANG), *over)
+    assert (hung.total[Category.HANG], hung.total[Category.DETECT]) == (4 * 3.0, 4 * 3.0)
+    kept = ledger(*failed_again(from_memory=True), *over)
+    assert (kept.total[Category.REDO], kept.total[Category.STEP]) == (0.0, 4 * (40.0 + 0.5 + 31.0))
+
+
+def test_so_has_one_that_ends_the_run() -> None:
+    ended = (phase(66.0, "ended"), records.Closed(66.0, "failed", "", None))
+    assert seconds(ledger(*failed_again(), *ended)) == {
+        "step": 4 * 20.0,
+        "redo": 4 * 20.0,
+        "detect": 4 * 3.0,
+        "restart": 4 * (5.0 + 7.0 + 11.0),
+    }
+
+
+def test_a_start_after_which_anything_was_reported_has_trained() -> None:
+    """Though not all ranks had reported, so that it had not recovered."""
+    row = records.Metrics(1, 1, [msgspec.Raw(b"\x80")])
+    ended = (phase(66.0, "ended"), records.Closed(66.0, "failed", "", None))
+    assert ledger(*failed_again(), row, *ended).total[Category.STEP] == 4 * (43.0 + 10.0)
 
 
 def test_without_a_checkpoint_every_step_is_done_again_and_with_a_snapshot_none() -> None:

@@ -62,6 +62,22 @@ class _Stretch(msgspec.Struct):
         return found
 
 
+class _Start(msgspec.Struct):
+    """A start of workers."""
+
+    epoch: int = 0
+    since: float = 0.0
+    groups: frozenset[int] = frozenset()
+    """The replica groups, if not all."""
+    restored: str = ""
+    """The checkpoint that it went back to; with ``from_memory`` it did not."""
+    from_memory: bool = False
+    cause: tuple[float, Category] | None = None
+    """When the failure happened that it recovers from, and what the time was until that was noticed. None: it
+    recovers from nothing, or has recovered.
+    """
+
+
 class RunLedger:
     """``apply`` takes one record in; ``until`` is what that comes to, also for another thread."""
 
@@ -76,14 +92,15 @@ class RunLedger:
         self._closed = True
         self._away: dict[int, tuple[float, float]] = {}
         """When a driver was lost and the next came, by the replica groups that trained."""
-        self._started: set[int] = set()
-        """The replica groups of the last start, if not all."""
+        self._start = _Start()
+        """The last one."""
+        self._cause: tuple[float, Category] | None = None
+        """Of the next one."""
+        self._reports = False
+        """The training function does: so workers that have not reported have not trained."""
         self._committed: dict[str, float] = {}
         self._unvalidated: set[str] = set()
         """Checkpoints that wait for their validation."""
-        self._restored = ""
-        """The checkpoint that the last start went back to; with ``_from_memory`` it did not."""
-        self._from_memory = False
         self._hung: float | None = None
         """Since when the workers hang, if a hang was found and nothing has recovered from it."""
         self.stalls_upto: dict[Incarnation, int] = {}
@@ -96,6 +113,8 @@ class RunLedger:
     def apply(self, record: records.AnyRecord) -> None:
         if isinstance(record, records.Opened):
             self._offset = record.wall - record.at
+        if isinstance(record, (records.Metrics, records.Committed)):
+            self._reported(record.epoch)
         at = getattr(record, "at", None)
         if at is None:
             return
@@ -120,6 +139,7 @@ class RunLedger:
                 self._settle_validation(record.folder, now)
             case records.Closed():
                 self._end_hung(now)
+                self._recount_failed_start(now)
                 self._each(Category.RESTART, now)
                 self._closed = True
             case c.FailureSeen() if record.failure.kind is Kind.HANG:
@@ -127,6 +147,9 @@ class RunLedger:
             case c.PhaseChanged():
                 self._phase(record.phase, now)
             case c.RecoveryDecided():
+                if not record.groups:
+                    noticed = Category.HANG if record.cause.kind is Kind.HANG else Category.DETECT
+                    self._cause = record.cause.at + self._offset, noticed
                 for group in record.groups:  # until it trains again, and what it was is known
                     self._turn(group, Category.WAITING, now)
             case c.GroupStarted():
@@ -158,6 +181,7 @@ class RunLedger:
     # ------------------------------------------------------------------ what records say
 
     def _opened(self, record: records.Opened, before: float | None, now: float) -> None:
+        self._start.cause = self._cause = None
         self._wanted = max(1, record.workers_max)  # without workers, this process trains
         if self._closed or before is None:
             self._closed = False
@@ -207,11 +231,20 @@ class RunLedger:
             self._each(Category.RESTART, now)
 
     def _group_started(self, record: c.GroupStarted, now: float) -> None:
-        groups = {group for group, _ in record.generations}
+        groups = frozenset(group for group, _ in record.generations)
         self._hung = None
-        self._restored, self._from_memory = record.checkpoint or "", record.from_memory
         partial = record.rung.is_partial
-        self._started = groups if partial else set()
+        if not partial:
+            self._recount_failed_start(now)
+        self._start = _Start(
+            record.epoch,
+            now,
+            groups if partial else frozenset(),
+            record.checkpoint or "",
+            record.from_memory,
+            None if partial else self._cause,
+        )
+        self._cause = None
         self.stalls_upto = {of: upto for of, upto in self.stalls_upto.items() if of.epoch == record.epoch}
         others = {
             group: (stretch.category, stretch.workers)
@@ -223,9 +256,33 @@ class RunLedger:
         every[_ABSENT] = (Category.WAITING, max(0.0, self._wanted - record.world_size))
         self._turn_all(every, now)
 
+    def _reported(self, epoch: int) -> None:
+        self._reports = True
+        if epoch == self._start.epoch:
+            self._start.cause = None
+
+    def _recount_failed_start(self, now: float) -> None:
+        """If the last start has failed before a report: it has trained nothing, and only the recovery from
+        its failure is recorded, not the one that it was for.
+        """
+        start = self._start
+        if start.cause is None or not self._reports:
+            return
+        failed, noticed = start.cause
+        start.cause = None
+        if not start.from_memory:
+            self._rewrite(None, self._saved(start), failed, Category.REDO, only=Category.STEP)
+        self._rewrite(None, failed, start.since, noticed, only=Category.STEP)
+        self._rewrite(None, start.since, now, Category.RESTART, only=Category.STEP)
+
+    def _saved(self, start: _Start) -> float:
+        """Since when steps are lost that this start does again."""
+        return self._committed.get(start.restored, 0.0) if start.restored else 0.0
+
     def _recovered(self, record: c.Recovered, now: float) -> None:
         """When it happened, and what took how long."""
-        groups = self._started or None
+        self._start.cause = None
+        groups = self._start.groups or None
         hung = record.cause is not None and record.cause.kind is Kind.HANG
         began = at = now - record.total_s
         for category, seconds in (
@@ -238,9 +295,8 @@ class RunLedger:
         ):
             self._rewrite(groups, at, at + seconds, category)
             at += seconds
-        if record.steps_lost and not self._from_memory and groups is None:
-            saved = self._committed.get(self._restored, 0.0) if self._restored else 0.0
-            self._rewrite(None, saved, began, Category.REDO, only=Category.STEP)
+        if record.steps_lost and not self._start.from_memory and groups is None:
+            self._rewrite(None, self._saved(self._start), began, Category.REDO, only=Category.STEP)
 
     def _stalled(self, record: records.Stalled, at: float) -> None:
         """So much of the time in which these workers trained, up to then, was for checkpoints."""
