@@ -119,8 +119,8 @@ class Deadlines:
     evaluations that take longer.
     """
     hang_busy_s: float = 1800.0
-    """A worker that is busy counts as hung as well, after this much longer than usual without progress. Raise
-    it if single steps may take half an hour longer than others.
+    """A worker that trains and is busy counts as hung as well, after this much longer than usual without
+    progress. Raise it if single steps may take half an hour longer than others.
     """
     hang_look_s: float = 1.0
     """How often an agent looks at the progress of its workers. Raise it on hosts with hundreds of workers."""
