@@ -155,6 +155,11 @@ class Keeper:
             self._kept, self._open = (), None
         self._drop(lambda slot: True)
 
+    @property
+    def why_not(self) -> str:
+        """Why the last memory that it asked for could not be had."""
+        return self._memory.refused
+
     # ------------------------------------------------------------------ taking one
 
     def take(

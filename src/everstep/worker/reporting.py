@@ -223,14 +223,13 @@ class Reporting:
         report = self._word(
             index, raw, owed=due, taken=complete, copy_s=copy_s if complete else 0.0, taking=taking
         )
-        refused = keeper.refused
         self._tell_refusal()
         if due and taken is not None:
             self._send_state(report, taken)
             return
         self._send(framing.frame(report))
         if due:
-            self._uploads.failed(index, StorageError(f"no memory to write it from: {refused}"))
+            self._uploads.failed(index, StorageError(f"no memory to write it from: {keeper.why_not}"))
         if taking:  # in this order: what is restored has been reported
             keeper.complete_later(lambda held_s, whole_s: self._tell_taken(index, copy_s + held_s, whole_s))
 
@@ -281,7 +280,7 @@ class Reporting:
         report = worker_messages.Report(index, self._metrics, owed=True, silent=True)
         try:
             taken = self._state.unsaved(index)
-        except ConfigError as error:
+        except (ConfigError, StorageError) as error:
             self.index = index
             self._send(framing.frame(report))
             self._uploads.failed(index, error)
