@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, LostSnapshotError
 from everstep.saved.snapshots import At
 from everstep.snapshots.content import InMemory
 from everstep.snapshots.keeper import Keeper
 from everstep.snapshots.layout import SHARED_FILE
+from everstep.snapshots.segments import Slot
 from everstep.snapshots.writing import OwnMemory
 from everstep.torch.copying import Copiers
 from everstep.torch.state import CapturedTensors, State
@@ -41,11 +44,52 @@ class Memory:
         self._keeper.settled([at], at)
         return content
 
+    def newest(self) -> Slot:
+        return self._keeper.find(At(1, self._count), 0)
+
     def restore(self, **parts: Any) -> State:
         state = State(**parts)
         at = At(1, self._count)
         state.load(InMemory(0, [0], 1, lambda rank, files: self._keeper.find(at, rank, files)), 0)
         return state
+
+
+class Settling(OwnMemory):
+    """Has a slot of before, and lets something happen when it is asked what is being stored."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+        self.then: list[Any] = []
+        self.before = self.new_slots({"state-00000.safetensors": 16}, 1, needed=False)
+
+    def old_slots(self) -> list[tuple[int, Slot]]:
+        return self.before
+
+    def storing(self) -> Collection[int]:
+        if self.then:
+            self.then.pop(0)()
+        return super().storing()
+
+
+def test_a_slot_of_another_state_that_is_needed_until_now_is_not_written_to() -> None:
+    memory = Settling()
+    memory.before[0][1].finish(At(1, 1), 1, b"", {})
+    keeper = Keeper(0, 1, memory, [At(1, 1)])
+    memory.then = [lambda: None, lambda: keeper.settled([], At(1, 1))]
+    content = CapturedTensors({"own": torch.ones(100)}, 0, Copiers())
+    taken = keeper.take(content, At(2, 1), 1, {}, remember=True)
+    assert taken is not None
+    assert keeper.has(taken)
+    assert memory.then == []
+
+
+@pytest.mark.parametrize(("place", "size"), [(0, 0), (0, 100), (1, 0), (1, 100), (1, 1 << 20)])
+def test_a_snapshot_of_which_a_part_is_gone_is_lost(place: int, size: int) -> None:
+    memory = Memory()
+    memory.take(own=torch.ones(1000))
+    os.truncate(memory.newest().fds[place], size)
+    with pytest.raises(LostSnapshotError):
+        memory.restore(own=torch.zeros(1000))
 
 
 class Metric(torch.nn.Module):
@@ -99,6 +143,18 @@ def test_a_parameter_that_is_a_plain_value_stays_the_one_that_its_optimizer_trai
     weight = torch.nn.Parameter(torch.zeros(3))
     assert memory.restore(weight=weight).weight is weight
     assert weight.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_state_may_be_reported_and_restored_in_inference_mode(first: bool) -> None:
+    memory = Memory()
+    for mode in (first, not first, first):
+        with torch.inference_mode(mode):
+            memory.take(weight=torch.ones(3))
+    with torch.inference_mode():
+        state = memory.restore(weight=torch.zeros(3))
+    state.weight += 1
+    assert state.weight.tolist() == [2, 2, 2]
 
 
 def test_a_state_that_contains_itself_is_refused() -> None:

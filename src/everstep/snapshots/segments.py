@@ -206,7 +206,7 @@ class Slot:
     @property
     def label(self) -> Label | None:
         """The snapshot that is here; None: none is, or not all of one."""
-        return _label(self._notes.map())
+        return _label(self._notes.map()) if self._notes.size >= _LABEL.size else None
 
     @property
     def record(self) -> SlotRecord | None:

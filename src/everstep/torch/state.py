@@ -80,10 +80,15 @@ class State(Parts):
 
     def capture(self) -> CapturedTensors:
         """The state as it is now, for a session. Tensors are still those that are trained."""
-        return CapturedTensors(self._parts, current("report").context.get_world_rank(), self._copiers)
+        with _training_mode():
+            return CapturedTensors(self._parts, current("report").context.get_world_rank(), self._copiers)
 
     def load(self, source: Source, rank: int) -> None:
         """Take a saved state over, for a session."""
+        with _training_mode():
+            self._load(source, rank)
+
+    def _load(self, source: Source, rank: int) -> None:
         loading = _Loading(source, rank, self._copiers)
         index = loading.own
         self._check_same(index)
@@ -105,6 +110,11 @@ class State(Parts):
             else:
                 self._parts[name] = value
         self._copiers.all_is_back()
+
+
+def _training_mode() -> torch.inference_mode:
+    """What is made in inference mode, as by an evaluation that reports, can't be written to out of it."""
+    return torch.inference_mode(False)
 
 
 def _wrapped_alike(part: Any, saved: Mapping[str, Any]) -> Any:
@@ -153,7 +163,8 @@ class CapturedTensors:
             self.shards[name], self._tensors[name] = _described(name, tensor, file)
 
     def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> list[Copying]:
-        return self._copiers.copy(self._tensors, file, segment, starts)
+        with _training_mode():
+            return self._copiers.copy(self._tensors, file, segment, starts)
 
 
 class _Loading:
