@@ -77,6 +77,24 @@ def test_what_training_changes_after_a_snapshot_was_begun_is_not_in_it(
     assert side.registered == {}, "the device still knows of memory that is gone"
 
 
+@pytest.mark.parametrize(
+    "copier", [copying.DirectCopier(torch.device("cpu")), copying.StagedCopier(Beside())]
+)
+def test_what_has_come_to_another_device_is_copied_to_its_own_place(copier: copying.TensorCopier) -> None:
+    segment = Segment.create("test", 64)
+
+    def put(*places: copying.TensorPlace) -> list[float]:
+        under_way = copier.copy("file", places, segment)
+        UnderWay([] if under_way is None else [under_way], lambda: None).complete()
+        return list(torch.frombuffer(segment.map(), dtype=torch.float32).tolist())
+
+    assert put(copying.TensorPlace(torch.ones(4), 0))[:8] == [1] * 4 + [0] * 4
+    assert put(copying.TensorPlace(torch.full((4,), 2.0), 16))[:8] == [1] * 4 + [2] * 4
+    both = [copying.TensorPlace(torch.full((4,), value), start) for value, start in ((3.0, 0), (4.0, 16))]
+    assert put(*both)[:8] == [3] * 4 + [4] * 4
+    segment.close()
+
+
 def test_what_lies_side_by_side_in_a_snapshot_is_brought_to_the_host_at_once() -> None:
     places = [copying.TensorPlace(torch.zeros(4), start) for start in (64, 80, 200, 216)]
     starts, size = copying._laid_out(places)

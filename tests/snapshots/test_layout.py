@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from everstep.agent.memory import Memory
 from everstep.errors import ConfigError
 from everstep.saved.snapshots import At
 from everstep.snapshots.layout import Index, Layout, Shard, covered, overlap, rank_of_index
@@ -132,6 +133,21 @@ def test_a_slot_holds_a_snapshot_only_once_it_is_finished() -> None:
     slot.finish(At(2, 8), 2, b"longer notes" * 1000, {"state": b"e" * 32})
     assert slot.notes == b"longer notes" * 1000
     slot.close()
+
+
+@pytest.mark.parametrize("place", [16, 24, 32])
+def test_a_slot_whose_label_is_damaged_is_not_taken_for_another_snapshot(place: int) -> None:
+    slot = Slot.create("test", {"state": 16})
+    slot.finish(At(2, 7), 2, b"notes", {"state": b"d" * 32})
+    memory = Memory()
+    memory.add_copy(0, At(2, 7), slot)
+    assert [copy.index for copy in memory.copies()] == [7]
+    os.pwrite(slot.fds[0], b"\x05", place)
+    record = slot.record
+    assert record is not None
+    assert not record.is_sound
+    assert memory.copies() == []
+    memory.clear()
 
 
 def test_whoever_else_holds_a_slot_sees_it_as_it_is_after_its_notes_have_grown() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
+import resource
 import signal
+import socket
 import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from everstep import MemoryConfig
+from everstep.agent.memory import PACKETS, Memory, MemoryLine, WorkersMemory
 from everstep.control.commands import Recovered
 from everstep.journal import journal
 from everstep.snapshots.segments import Segment, Slot
@@ -171,6 +176,26 @@ def test_without_enough_memory_the_run_says_so_and_goes_on_with_storage_alone(
     said = [line for line in capfd.readouterr().err.splitlines() if "no snapshots in memory" in line]
     assert len(said) == 1
     assert re.search(r"MiB needed, and snapshots may have 0 MiB \(0% of the host's [0-9.]+ GiB\)", said[0])
+
+
+def test_an_agent_that_can_have_no_memory_says_so_to_its_worker() -> None:
+    memory, (agents_end, workers_end) = Memory(), socket.socketpair(socket.AF_UNIX, PACKETS)
+    workers_end.settimeout(10)
+    worker = WorkersMemory(workers_end)
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def serve() -> list[tuple[int, Slot]]:
+        line = MemoryLine(0, agents_end, memory, 0.9, Mock(), Mock())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        try:
+            return await asyncio.to_thread(worker.new_slots, {"small": 64, "state": 1 << 20}, 2, needed=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+            line.close()
+
+    assert asyncio.run(serve()) == []
+    assert "2 MiB needed, and the host's agent can't have it: [Errno 27]" in worker.refused
+    assert not segments(os.getpid()), "what was made of it is closed"
 
 
 def test_snapshots_are_as_far_apart_as_the_run_asks_for(world: World) -> None:

@@ -19,7 +19,7 @@ from noted import notes
 from processes import wait_for
 
 from .runs import Fit, World
-from .training import divided_steps, make_mistake, mistaken, steps
+from .training import converts, divided_steps, make_mistake, mistaken, steps
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
@@ -100,6 +100,14 @@ def test_a_state_is_due_again_if_a_restart_came_before_it_was_written() -> None:
     assert len(turns) == 2
     states.look(23.0)
     assert len(turns) == 3
+
+
+def test_a_state_that_cannot_be_saved_when_training_ends_does_not_fail_the_run(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = Fit(world.trainer(converts, 1, every_s=3600.0, memory=None)).done()
+    assert (result.return_value, result.checkpoint, result.unsaved_reports) == ("done", None, [2])
+    assert "own in the state is a tensor that can't be saved: torch.complex128" in capfd.readouterr().err
 
 
 def test_a_run_that_is_continued_starts_from_its_last_state(world: World) -> None:

@@ -54,7 +54,7 @@ class Memory:
     def _whole(self, slot: Slot) -> Label | None:
         """Which snapshot it holds, if all of its files are here."""
         record = slot.record
-        if record is None:
+        if record is None or not record.is_sound:
             return None
         at, files = record.label.at, record.contents.items()
         return record.label if all(self.same(slot, at, name, c) for name, c in files) else None
@@ -194,10 +194,7 @@ class MemoryLine:
         match request:
             case memory_messages.NewSlots():
                 self._peers.restored()
-                size = request.count * sum(request.sizes.values())
-                refused = "" if request.needed else shortage(size, self._memory, self._fraction)
-                count = 0 if refused else request.count
-                self._answer([self._memory.make(self._rank, request.sizes) for _ in range(count)], refused)
+                self._answer(*self._new(request))
             case memory_messages.OldSlots():
                 self._answer(sorted(self._memory.of(self._rank)))
             case memory_messages.FindSlot():
@@ -209,6 +206,20 @@ class MemoryLine:
                 share = msgspec.msgpack.decode(sent.map(), type=Share)
                 sent.close()
                 self._store(request.number, share, request.held)
+
+    def _new(self, request: memory_messages.NewSlots) -> tuple[list[int], str]:
+        """The numbers of new slots, or why there are none."""
+        size = request.count * sum(request.sizes.values())
+        refused = "" if request.needed else shortage(size, self._memory, self._fraction)
+        made: list[int] = []
+        try:
+            for _ in range(0 if refused else request.count):
+                made.append(self._memory.make(self._rank, request.sizes))
+        except OSError as error:  # a limit of this process: of its files, or of their size
+            for number in made:
+                self._memory.drop(self._rank, number)
+            return [], f"{in_units(size)} needed, and the host's agent can't have it: {error}"
+        return made, refused
 
     def _answer(self, numbers: list[int], refused: str = "") -> None:
         mine = self._memory.of(self._rank)

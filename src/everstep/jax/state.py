@@ -139,8 +139,13 @@ def _filled(name: str, template: Any, saved: Mapping[str, Any], loading: _Loadin
 
 def _leaves(name: str, tree: Any) -> list[tuple[str, Any]]:
     """With their names, as they are in files."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [("/".join([name, *(_key(key) for key in path)]), leaf) for path, leaf in found]
+    found: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        text = "/".join([name, *(_key(key) for key in path)])
+        while text in found:  # the keys "a/b", and "a" with "b" in it
+            text += "'"
+        found[text] = leaf
+    return list(found.items())
 
 
 def _key(key: Any) -> str:
@@ -155,14 +160,27 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
-def _is_plain(leaves: Sequence[tuple[str, Any]]) -> bool:
-    """Whether a part is numbers and strings alone, of which there may be others each time."""
-    return bool(leaves) and not any(_is_array(leaf) for _, leaf in leaves)
+def _is_plain(part: Any) -> bool:
+    """Whether a part is None, numbers and strings in dicts, lists and tuples, of which there may be others
+    each time. Nodes of other types are made again as the state has them.
+    """
+    if isinstance(part, dict):
+        return all(map(_is_plain, part.values()))
+    if isinstance(part, list) or type(part) is tuple:
+        return all(map(_is_plain, part))
+    return part is None or (isinstance(part, (bool, int, float, str)) and not _is_array(part))
 
 
 def _is_key(leaf: Any) -> bool:
     """Whether it is an array of random keys, whose numbers are hidden."""
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _kind_of_key(like: Any) -> Any:
+    """How its numbers are drawn, also of one that has only a shape."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
+    return found[0]
 
 
 class CapturedArrays:
@@ -176,7 +194,7 @@ class CapturedArrays:
         self._arrays: dict[str, Any] = {}
         for name, part in parts.items():
             leaves = [] if is_stateful(part) else _leaves(name, part)
-            if is_stateful(part) or _is_plain(leaves):
+            if is_stateful(part) or _is_plain(part):
                 values = part.state_dict() if is_stateful(part) else part
                 flat = Flattened({name: values}, _is_array)
                 self.tree[name] = flat.tree[name]
@@ -200,6 +218,12 @@ class CapturedArrays:
     def _add(self, path: str, array: Any) -> None:
         for place, box in enumerate(_boxes(path, array)):
             name = _numbered(path, place)
+            if name in self.shards:
+                raise ConfigError(
+                    f"report(state=…): {name} is the name of an array, and of a shard of another",
+                    "give one of them another key",
+                    f"State.{path}",
+                )
             file = SHARED_FILE if box.shared else tensors_file(self._rank)
             self.shards[name] = Shard(
                 _short(path, box.data.dtype), box.data.shape, box.whole, box.offset, file
@@ -232,6 +256,7 @@ def _boxes(path: str, array: Any) -> Iterator[_Box]:
     """All that this process has of an array, each number once."""
     if not isinstance(array, jax.Array):
         whole = np.asarray(array)
+        whole = whole.astype(whole.dtype.newbyteorder("="), copy=False)
         yield _Box(whole, whole.shape, (0,) * whole.ndim, False)
         return
     if array.is_deleted():
@@ -282,26 +307,23 @@ class _Loading:
         """What was saved under this name, on the devices that ``like`` is on."""
         saved = self.own.tensors[name]
         if isinstance(like, (jax.Array, jax.ShapeDtypeStruct)) and _is_key(like):
-            data = jax.eval_shape(jax.random.key_data, like)
-            words = jax.device_put(self._numbers(name, _all_of(saved)))
-            assert words.shape == data.shape, "keys of one kind have as many words"
-            found = jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
+            _check_shape(name, saved, jax.eval_shape(jax.random.key_data, like).shape)
+            # On the CPU the very memory would be used that it is made of, and that is written over later.
+            words = jax.device_put(self._numbers(name, _all_of(saved)).copy())
+            found = jax.random.wrap_key_data(words, impl=_kind_of_key(like))
             return found if like.sharding is None else jax.device_put(found, like.sharding)
-        if like is not None and tuple(np.shape(like)) != saved.global_shape:
-            raise ConfigError(
-                f"State.restore(): {name} was {list(saved.global_shape)} when the state was saved, and is "
-                f"{list(np.shape(like))} now",
-                "make the State of arrays of the same shapes as before, or start a run with another name",
-                f"State.{name}",
-            )
+        if like is not None:
+            _check_shape(name, saved, np.shape(like))
         sharding = getattr(like, "sharding", None)
         if sharding is None:
             whole = self._numbers(name, _all_of(saved)).copy()
+            if isinstance(like, np.generic):
+                return whole[()]
             return jax.device_put(whole) if isinstance(like, jax.ShapeDtypeStruct) else whole
 
         def piece(index: tuple[slice, ...]) -> Any:
             numbers = self._numbers(name, _at(saved, index))
-            # What is on the CPU may be the very memory that it was made of, and that is written over later.
+            # As above.
             return numbers.copy() if _is_on_cpu(sharding) else numbers
 
         found = jax.make_array_from_callback(saved.global_shape, sharding, piece)
@@ -355,6 +377,16 @@ class _Saved(NamedTuple):
     name: str
     """In its file."""
     shard: Shard
+
+
+def _check_shape(name: str, saved: Shard, shape: tuple[int, ...]) -> None:
+    if tuple(shape) != saved.global_shape:
+        raise ConfigError(
+            f"State.restore(): {name} was {list(saved.global_shape)} when the state was saved, and is "
+            f"{list(shape)} now",
+            "make the State of arrays of the same shapes as before, or start a run with another name",
+            f"State.{name}",
+        )
 
 
 def _all_of(shard: Shard) -> Shard:

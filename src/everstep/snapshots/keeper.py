@@ -155,6 +155,11 @@ class Keeper:
             self._kept, self._open = (), None
         self._drop(lambda slot: True)
 
+    @property
+    def why_not(self) -> str:
+        """Why the last memory that it asked for could not be had."""
+        return self._memory.refused
+
     # ------------------------------------------------------------------ taking one
 
     def take(
@@ -228,11 +233,12 @@ class Keeper:
     def _free(self, remember: bool) -> int | None:
         """A slot that isn't needed; None: there is no room for it."""
         own = self._own()
-        self._drop(lambda slot: {name: file.size for name, file in slot.files.items()} != self._sizes)
         while True:
+            self._drop(lambda slot: not self._fits(slot))
             storing = self._memory.storing()
             for number, slot in own.items():
-                if number not in storing and not self._is_needed(slot):
+                # What has become superfluous since may be of another state, too.
+                if number not in storing and self._fits(slot) and not self._is_needed(slot):
                     return number
             if remember and len(own) - len(storing) >= MOST:
                 return None
@@ -248,6 +254,9 @@ class Keeper:
                     return None  # until other hosts have copies of what is kept for them
                 # What is being written is in the way, and there is no room to go round it.
                 self._memory.wait()
+
+    def _fits(self, slot: Slot) -> bool:
+        return {name: file.size for name, file in slot.files.items()} == self._sizes
 
     def _is_needed(self, slot: Slot) -> bool:
         label = slot.label

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
-from everstep.errors import ConfigError
+from everstep.errors import ConfigError, StorageError
 from everstep.saved.snapshots import At
 from everstep.snapshots.content import InMemory, Restorable
 from everstep.snapshots.keeper import HostMemory, Keeper, Taken
@@ -136,6 +136,8 @@ class ReportedState:
         state, step = self._latest
         taken = self._take(state, At(self._epoch, index), step, remember=False)
         self.keeper.complete()
+        if taken is None:
+            raise StorageError(f"no memory to write it from: {self.keeper.why_not}")
         return taken
 
     def store(self, taken: Taken, share: Share, *, held: bool) -> None:

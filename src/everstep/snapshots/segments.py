@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,8 @@ from everstep.process import kernel
 from everstep.saved.snapshots import At
 
 _LABEL = struct.Struct("<8sQQQQQQ32s")
-_MAGIC = b"everstp3"
+_NUMBERS = struct.Struct("<QQQQQ")
+_MAGIC = b"everstp4"
 _WHOLE = 1
 
 
@@ -35,7 +36,11 @@ class Segment:
     @classmethod
     def create(cls, name: str, size: int = 0) -> Segment:
         segment = cls(kernel.anonymous_file(f"everstep-{name}"))
-        segment.resize(size)
+        try:
+            segment.resize(size)
+        except BaseException:
+            segment.close()
+            raise
         return segment
 
     @property
@@ -92,11 +97,19 @@ class Label(msgspec.Struct, frozen=True):
     contents: int
     """How many bytes say what is in its files."""
     digest: bytes
-    """Of both."""
+    """Of both, and of the numbers above."""
 
     @property
     def at(self) -> At:
         return At(self.epoch, self.index)
+
+    def is_of(self, body: bytes) -> bool:
+        """Whether this is what was put there, with these notes and contents."""
+        return self.digest == _digest((self.epoch, self.index, self.ranks, self.notes, self.contents), body)
+
+
+def _digest(numbers: Sequence[int], body: bytes) -> bytes:
+    return hashlib.sha256(_NUMBERS.pack(*numbers) + body).digest()
 
 
 class FileContent(msgspec.Struct, frozen=True, array_like=True):
@@ -143,7 +156,7 @@ class SlotRecord:
     @property
     def is_sound(self) -> bool:
         """Whether it is what was put there."""
-        return hashlib.sha256(self.data[_LABEL.size :]).digest() == self.label.digest
+        return self.label.is_of(self.data[_LABEL.size :])
 
 
 class Slot:
@@ -157,8 +170,14 @@ class Slot:
 
     @classmethod
     def create(cls, name: str, sizes: Mapping[str, int]) -> Slot:
-        files = {file: Segment.create(f"{name}-{file}", size) for file, size in sizes.items()}
-        return cls(Segment.create(f"{name}-notes", _LABEL.size), files)
+        slot = cls(Segment.create(f"{name}-notes", _LABEL.size), {})
+        try:
+            for file, size in sizes.items():
+                slot.files[file] = Segment.create(f"{name}-{file}", size)
+        except BaseException:
+            slot.close()
+            raise
+        return slot
 
     @property
     def fds(self) -> list[int]:
@@ -187,7 +206,7 @@ class Slot:
     @property
     def label(self) -> Label | None:
         """The snapshot that is here; None: none is, or not all of one."""
-        return _label(self._notes.map())
+        return _label(self._notes.map()) if self._notes.size >= _LABEL.size else None
 
     @property
     def record(self) -> SlotRecord | None:
@@ -221,7 +240,8 @@ class Slot:
             self._notes.resize(2 * (_LABEL.size + len(body)))
         memory = self._notes.map()
         memory[_LABEL.size : _LABEL.size + len(body)] = body
-        label = (*at, ranks, len(notes), len(contents), hashlib.sha256(body).digest())
+        numbers = (*at, ranks, len(notes), len(contents))
+        label = (*numbers, _digest(numbers, body))
         _LABEL.pack_into(memory, 0, _MAGIC, 0, *label)
         _LABEL.pack_into(memory, 0, _MAGIC, _WHOLE, *label)
 

@@ -2,7 +2,7 @@
 
 Dicts with string keys, lists, numbers, strings and None look in JSON as they do in Python. What JSON doesn't
 have is an object with one key: ``{"$tensor": name}``, ``{"$tuple": […]}``, ``{"$dict": [[key, value], …]}``,
-``{"$counter": [[key, count], …]}`` and ``{"$bytes": base64}``.
+``{"$counter": [[key, count], …]}``, ``{"$bytes": base64}`` and ``{"$int": hexadecimal}`` of a long one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from everstep.errors import ConfigError
 
 Path = tuple[Any, ...]
 """Keys and positions from the root of a state to a value in it."""
+_LONG = 1 << 12
+"""Bits of a number from which on it isn't written in decimal digits: Python reads only so many."""
 
 
 class Flattened:
@@ -24,12 +26,24 @@ class Flattened:
     def __init__(self, values: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> None:
         self.tensors: dict[str, Any] = {}
         self._is_tensor = is_tensor
-        self.tree = {name: self._encode(value, (name,)) for name, value in values.items()}
+        self.tree = {name: self._part(name, value) for name, value in values.items()}
+
+    def _part(self, name: str, value: Any) -> Any:
+        try:
+            return self._encode(value, (name,))
+        except RecursionError:
+            raise ConfigError(
+                f"{name} in the state contains itself, or is nested too deeply",
+                "keep tensors, numbers, strings, and dicts, lists and tuples of them in a state",
+                f"State.{name}",
+            ) from None
 
     def _encode(self, value: Any, path: Path) -> Any:
         # Training waits for this. What there is most of comes first.
         if self._is_tensor(value):
             return {"$tensor": self._named(value, path)}
+        if isinstance(value, int) and value.bit_length() > _LONG:
+            return {"$int": hex(value)}
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, bytes):
@@ -56,7 +70,7 @@ class Flattened:
         return [[self._encode(k, (*path, k)), self._encode(v, (*path, k))] for k, v in value.items()]
 
     def _named(self, tensor: Any, path: Path) -> str:
-        name = "/".join(map(str, path))
+        name = "/".join(map(str, path)).encode(errors="backslashreplace").decode()
         while name in self.tensors:  # the keys 0 and "0" of one dict
             name += "'"
         self.tensors[name] = tensor
@@ -83,6 +97,8 @@ def rebuild(tree: Mapping[str, Any], tensor: Callable[[str, Path], Any]) -> dict
                 return tensor(content, path)
             case "$tuple":
                 return tuple(decode(item, (*path, place)) for place, item in enumerate(content))
+            case "$int":
+                return int(content, 16)
             case "$bytes":
                 return base64.b64decode(content)
             case _:

@@ -70,15 +70,19 @@ class DirectCopier:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._views: dict[Segment, list[torch.Tensor]] = {}
-        """Of each tensor, in the segments that they have been copied to."""
+        self._views: dict[Segment, dict[int, torch.Tensor]] = {}
+        """Of each tensor, by where it begins, in the segments that they have been copied to."""
 
     def copy(self, file: str, places: Sequence[TensorPlace], segment: Segment) -> Copying | None:
         if segment not in self._views:
-            memory = _bytes_of(segment)
-            self._views[segment] = [_seen_as(memory, place.start, place.tensor) for place in places]
+            self._views[segment] = {}
             segment.before_unmapping(lambda: self._forget(segment))
-        for view, place in zip(self._views[segment], places, strict=True):
+        views, memory = self._views[segment], None
+        for place in places:
+            view = views.get(place.start)
+            if view is None:
+                memory = _bytes_of(segment) if memory is None else memory
+                view = views[place.start] = _seen_as(memory, place.start, place.tensor)
             view.copy_(place.tensor)
         return None
 
@@ -143,6 +147,8 @@ class StagedCopier:
         self._side = side
         self._stages: dict[str, _Stage | None] = {}
         """Room inside the device for the tensors of each file; None: there is none."""
+        self._wanted: dict[str, list[int]] = {}
+        """Where the tensors of each file begin that are on this device."""
         self._registered: dict[Segment, list[int]] = {}
         """Addresses of chunks that are registered with the device."""
         self._pieces: dict[Segment, list[Piece]] = {}
@@ -160,9 +166,13 @@ class StagedCopier:
 
     def _stage(self, file: str, places: Sequence[TensorPlace]) -> _Stage | None:
         """Made once: a state keeps its shape, and what training has not left at the first snapshot, it will
-        not leave later.
+        not leave later. Made again when other tensors of it are on this device than before.
         """
-        if file not in self._stages:
+        wanted = [place.start for place in places]
+        if self._wanted.get(file) != wanted:
+            self._wanted[file] = wanted
+            self._stages.pop(file, None)  # its room can be taken again
+            self._pieces.clear()
             starts, size = _laid_out(places)
             room = self._side.room(size)
             self._stages[file] = None if room is None else _Stage(room, places, starts)

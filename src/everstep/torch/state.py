@@ -80,18 +80,25 @@ class State(Parts):
 
     def capture(self) -> CapturedTensors:
         """The state as it is now, for a session. Tensors are still those that are trained."""
-        return CapturedTensors(self._parts, current("report").context.get_world_rank(), self._copiers)
+        with _training_mode():
+            return CapturedTensors(self._parts, current("report").context.get_world_rank(), self._copiers)
 
     def load(self, source: Source, rank: int) -> None:
         """Take a saved state over, for a session."""
+        with _training_mode():
+            self._load(source, rank)
+
+    def _load(self, source: Source, rank: int) -> None:
         loading = _Loading(source, rank, self._copiers)
         index = loading.own
         self._check_same(index)
         templates = {name: _template(part) for name, part in self._parts.items()}
+        copied = {name: _copied(part) for name, part in self._parts.items()}
 
         def tensor(name: str, path: Path) -> torch.Tensor:
-            part = self._parts[path[0]]
-            return loading.tensor(name, templates[path[0]](path[1:]), copy=not _copies(part, path))
+            like = templates[path[0]](path[1:])
+            found = loading.tensor(name, like, copy=path[1:] not in copied[path[0]])
+            return found if is_stateful(self._parts[path[0]]) else _trained_alike(like, found)
 
         for name, value in rebuild(index.tree, tensor).items():
             part = self._parts[name]
@@ -105,17 +112,26 @@ class State(Parts):
         self._copiers.all_is_back()
 
 
+def _training_mode() -> torch.inference_mode:
+    """What is made in inference mode, as by an evaluation that reports, can't be written to out of it."""
+    return torch.inference_mode(False)
+
+
 def _wrapped_alike(part: Any, saved: Mapping[str, Any]) -> Any:
     """What loads ``saved``: a model of several workers is wrapped in ``DistributedDataParallel``, whose names
     begin with ``module.``, and that of one alone isn't.
     """
-    if not isinstance(part, torch.nn.Module) or not saved:
+    if not isinstance(part, torch.nn.Module) or not saved or saved.keys() == part.state_dict().keys():
         return part
+    if isinstance(part, DistributedDataParallel) and saved.keys() == part.module.state_dict().keys():
+        return part.module
     was_wrapped = all(name.startswith("module.") for name in saved)
     if isinstance(part, DistributedDataParallel):
         return part if was_wrapped else part.module
+    inside = {name.removeprefix("module.") for name in saved}
     has_one_inside = any(name.startswith("module.") for name in part.state_dict())
-    return _InAWrapper(part) if was_wrapped and not has_one_inside else part
+    fits = inside == part.state_dict().keys() or not has_one_inside
+    return _InAWrapper(part) if was_wrapped and fits else part
 
 
 class _InAWrapper:
@@ -136,17 +152,19 @@ class CapturedTensors:
         values = {name: part.state_dict() if is_stateful(part) else part for name, part in parts.items()}
         flat = Flattened(values, lambda value: isinstance(value, torch.Tensor))
         shared = tuple(f"{name}/" for name in _replicated(parts))
+        apart = {f"{name}/{own}" for name, part in parts.items() for own in _apart(part)}
         own = tensors_file(rank)
         self.tree = flat.tree
         self.shards: dict[str, Shard] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         for name, tensor in flat.tensors.items():
-            file = SHARED_FILE if shared and name.startswith(shared) else own
+            file = SHARED_FILE if name.startswith(shared) and name not in apart else own
             tensor = tensor.detach() if tensor.requires_grad else tensor
             self.shards[name], self._tensors[name] = _described(name, tensor, file)
 
     def copy_to(self, file: str, segment: Segment, starts: Mapping[str, int]) -> list[Copying]:
-        return self._copiers.copy(self._tensors, file, segment, starts)
+        with _training_mode():
+            return self._copiers.copy(self._tensors, file, segment, starts)
 
 
 class _Loading:
@@ -231,7 +249,10 @@ def _check(name: str, part: Any) -> None:
 def _replicated(parts: Mapping[str, Any]) -> list[str]:
     """Parts that data parallel training keeps the same at all ranks."""
     models = {name: p for name, p in parts.items() if isinstance(p, DistributedDataParallel)}
-    kept = {id(parameter) for model in models.values() for parameter in model.parameters()}
+    kept: set[int] = set()
+    for model in models.values():
+        apart = _apart(model)
+        kept.update(id(p) for name, p in model.named_parameters() if name not in apart)
     trained = [
         name
         for name, part in parts.items()
@@ -239,6 +260,14 @@ def _replicated(parts: Mapping[str, Any]) -> list[str]:
         and all(id(parameter) in kept for group in part.param_groups for parameter in group["params"])
     ]
     return [*models, *trained] if kept else []
+
+
+def _apart(part: Any) -> set[str]:
+    """What a model has in its state that each rank changes by itself, although others are kept the same."""
+    if not isinstance(part, DistributedDataParallel):
+        return set()
+    apart = {f"module.{name}" for name in part.parameters_to_ignore}
+    return apart if part.broadcast_buffers else apart | {name for name, _ in part.named_buffers()}
 
 
 def _is_divided(tensor: Any) -> bool:
@@ -307,8 +336,28 @@ def _template(part: Any) -> Callable[[Path], torch.Tensor | None]:
     return now.get
 
 
-def _copies(part: Any, path: Path) -> bool:
-    """Whether loading a tensor at this place copies it, so that it need not be a copy already."""
-    if not isinstance(part, torch.nn.Module):
-        return False
-    return path[-1].rpartition(".")[2] not in ("_extra_state",) and len(path) == 2
+def _copied(part: Any) -> set[Path]:
+    """Where loading copies a tensor, so that it need not be a copy already: in what torch's own modules load.
+    Others may keep the tensor that they are given, or write to it.
+    """
+    if not isinstance(part, torch.nn.Module) or not _is_torchs(type(part).load_state_dict):
+        return set()
+    found: set[Path] = set()
+    for prefix, module in part.named_modules(remove_duplicate=False):
+        hooks = module._load_state_dict_pre_hooks.values()
+        if all(map(_is_torchs, (type(module)._load_from_state_dict, *hooks))):
+            names = (*module._parameters, *module._buffers)
+            found.update((f"{prefix}.{name}" if prefix else name,) for name in names)
+    return found
+
+
+def _is_torchs(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "torch"
+
+
+def _trained_alike(like: torch.Tensor | None, found: torch.Tensor) -> torch.Tensor:
+    """A plain value. What an optimizer trains has to stay the tensor that it knows."""
+    if like is None or not (like.is_leaf and like.requires_grad) or like.shape != found.shape:
+        return found
+    with torch.no_grad():
+        return like.copy_(found)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.checkpoint import Checkpoint, CheckpointUploadMode
-from everstep.errors import StorageError
+from everstep.errors import ConfigError, StorageError
 from everstep.health.vitals import StackPlace, Stage
 from everstep.process.step_times import StepTimes
 from everstep.protocol import framing, wire, worker_messages
@@ -228,6 +228,8 @@ class Reporting:
             self._send_state(report, taken)
             return
         self._send(framing.frame(report))
+        if due:
+            self._uploads.failed(index, StorageError(f"no memory to write it from: {keeper.why_not}"))
         if taking:  # in this order: what is restored has been reported
             keeper.complete_later(lambda held_s, whole_s: self._tell_taken(index, copy_s + held_s, whole_s))
 
@@ -264,15 +266,25 @@ class Reporting:
     def finish(self) -> None:
         """Before the function's return counts: what is being uploaded must be there, and the last state."""
         with self._saving():
-            taken = self._state.unsaved(self.index + 1)
-            if taken is not None:
-                self.index += 1
-                self._send_state(
-                    worker_messages.Report(self.index, self._metrics, owed=True, silent=True), taken
-                )
+            self._save_last()
             self._state.keeper.complete()
             self._state.keeper.wait_for_storage()
             self._uploads.wait()
         if stalled := self._times.take_stall():
             self._send(framing.frame(worker_messages.StallReported(self.index + 1, stalled)))
         self._uploads.raise_failed()
+
+    def _save_last(self) -> None:
+        """What was reported last. If it can't be had any more, training is done all the same."""
+        index = self.index + 1
+        report = worker_messages.Report(index, self._metrics, owed=True, silent=True)
+        try:
+            taken = self._state.unsaved(index)
+        except (ConfigError, StorageError) as error:
+            self.index = index
+            self._send(framing.frame(report))
+            self._uploads.failed(index, error)
+        else:
+            if taken is not None:
+                self.index = index
+                self._send_state(report, taken)

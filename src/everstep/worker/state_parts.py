@@ -21,6 +21,10 @@ class Parts:
         for name, part in parts.items():
             if name.startswith("_") or hasattr(type(self), name):
                 raise ConfigError(f"State({name}=…): the name is taken", "use another one", f"State.{name}")
+            if "/" in name:
+                raise ConfigError(
+                    f"State(**{{{name!r}: …}}): the name has a slash", "use another one", f"State.{name}"
+                )
             self._check(name, part)
         object.__setattr__(self, "_parts", dict(parts))
 
