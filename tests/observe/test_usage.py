@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import time
 from collections.abc import Mapping
 
@@ -28,10 +28,13 @@ def test_what_workers_do_while_the_driver_of_gpus_is_waited_for_is_in_the_next_s
         return {pid: GpuUse(1.0, 1) for pid in groups}
 
     monkeypatch.setattr(gpus, "used_by", used_by)
-    try:
-        found = usage.sample([LiveWorker(0, os.getpid(), "host", "slice")])[0]
-        assert found.at <= asked[0]
-        assert found.reports == 0
-        assert found.gpu == GpuUse(1.0, 1)
-    finally:
-        page.close()
+    # A process of its own, with one worker's progress. This one may have others' open.
+    with subprocess.Popen(["sleep", "infinity"], pass_fds=[page.fd]) as worker:
+        try:
+            found = usage.sample([LiveWorker(0, worker.pid, "host", "slice")])[0]
+        finally:
+            worker.kill()
+            page.close()
+    assert found.at <= asked[0]
+    assert found.reports == 0
+    assert found.gpu == GpuUse(1.0, 1)
