@@ -91,7 +91,7 @@ def test_fresh_schedules_hold(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_found(name: str) -> None:
-    assert try_seeds(1, 20_000, name, stop=True).found
+    assert try_seeds(1, 10_000, name, stop=True).found
 
 
 def test_a_mistake_leaves_the_code_as_it_was() -> None:

@@ -38,8 +38,8 @@ class Incoming:
         self._obeyed: set[HostId] = set()
         """Hosts whose agents have said that they are this driver's."""
         self._given_back: set[HostId] = set()
-        """Copies that were in their memory are gone; messages about these may be on the way until the hosts
-        are prepared anew.
+        """Hosts that the run has let go. The copies in their memory are gone; messages about these may still
+        be on the way until the hosts are prepared again.
         """
         self._said: set[str] = set()
         """What need not be said again: why workers aren't forked, on which hosts there is no memory."""

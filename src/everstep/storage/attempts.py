@@ -13,7 +13,7 @@ from everstep.storage.asynchronous import AsyncStore
 from everstep.storage.checkpoints import NAMES, OURS
 
 _NOTED = re.compile(r"\.e(?P<epoch>\d+)(g(?P<group>\d+)\.(?P<generation>\d+))?")
-"""What begins one of these was noted for itself, or with a report that claims a name."""
+"""How the name of a note begins: of an attempt, or of a report that claims a name."""
 
 
 async def note(store: AsyncStore, epoch: int, generations: Iterable[tuple[int, int]] = ((0, 0),)) -> None:

@@ -50,7 +50,9 @@ class Piece(NamedTuple):
 
 
 class TensorCopier(Protocol):
-    """Of one device. It is used for one snapshot at a time, always of the same tensors in the same places."""
+    """Of one device. It is used for one snapshot at a time. A tensor always lies in the same place of a
+    segment; it may be on another device than before.
+    """
 
     def copy(self, file: str, places: Sequence[TensorPlace], segment: Segment) -> Copying | None:
         """Copy tensors of a file as they are now: they may be changed once it returns. None: all is there."""
